@@ -1,0 +1,190 @@
+"""Request bodies and headers of the HTTP API.
+
+The parsers take raw bytes and raise `InvalidRequest` with the field and what is wrong with it. They refuse
+unknown fields: a misspelt `max_seq_len` must not silently train on whole episodes.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from tokentape_contracts import limits
+from tokentape_contracts.errors import ContractUnsupported, InvalidRequest
+
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+"""Request header to the engine: the session id, by which a router keeps prefix-cache affinity (SGLang)."""
+RETRY_HEADER: Final = "x-should-retry"
+"""Reply header of every error: `true` or `false`; OpenAI's SDKs obey it."""
+ACCEPT_CONTRACT_HEADER: Final = "Accept-Contract"
+"""Request header: the versions of the samples format that the client reads, e.g. `1,2`."""
+CONTRACT_HEADER: Final = "Tokentape-Contract"
+"""Reply header: the version that the server wrote."""
+DIGEST_HEADER: Final = "Tokentape-Digest"
+"""Reply header: `sha-256=<hex>` of the body."""
+
+MODES: Final = ("linear",)
+PIN_FIELDS: Final = frozenset(
+    {
+        "frequency_penalty",
+        "ignore_eos",
+        "lora_path",
+        "max_completion_tokens",
+        "max_tokens",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_penalty",
+        "seed",
+        "skip_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+)
+"""Request fields of the engine that `POST /sessions` may pin: they win over what the agent sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """Body of `POST /sessions`. Every field may be absent, and so may the body.
+
+    `mode` and `matcher` override the server's defaults. `labels` is any JSON object, kept with the session.
+    `pins` are sampling parameters (`PIN_FIELDS`). For drivers of the Miles session server, a pin may also
+    stand at the top level and `evaluation` becomes a label.
+    """
+
+    mode: str | None = None
+    matcher: str | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    pins: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, body: bytes, *, matchers: tuple[str, ...]) -> "OpenRequest":
+        """Reads a body; an empty one opens a session with the server's defaults."""
+        fields = _object(body) if body.strip() else {}
+        labels = dict(_take(fields, "labels", _is_object, "an object") or {})
+        pins = dict(_take(fields, "pins", _is_object, "an object") or {})
+        if (evaluation := _take(fields, "evaluation", _is_bool, "true or false")) is not None:
+            labels["evaluation"] = evaluation
+        mode = _take(fields, "mode", MODES.__contains__, f"one of {', '.join(MODES)}")
+        matcher = _take(fields, "matcher", matchers.__contains__, f"one of {', '.join(matchers)}")
+        pins.update({name: fields.pop(name) for name in PIN_FIELDS & fields.keys()})
+        _refuse_rest(fields)
+        if unknown := sorted(pins.keys() - PIN_FIELDS):
+            raise InvalidRequest(
+                f"pins: {unknown[0]!r} cannot be pinned; known: {', '.join(sorted(PIN_FIELDS))}"
+            )
+        return cls(mode, matcher, labels, {name: value for name, value in pins.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesRequest:
+    """Body of `POST /sessions/{sid}/samples`. Every field may be absent or null, and so may the body.
+
+    `max_seq_len`: longest sample in tokens, prompt included, at least 1. `metadata`: the agent's own JSON
+    object. `deadline_s`: seconds until the reply must have come, else 504.
+    """
+
+    max_seq_len: int | None = None
+    metadata: Mapping[str, Any] | None = None
+    deadline_s: float = limits.COLLECT_DEADLINE_S
+
+    @classmethod
+    def parse(cls, body: bytes) -> "SamplesRequest":
+        fields = _object(body) if body.strip() else {}
+        max_seq_len = _take(
+            fields, "max_seq_len", lambda v: _is_int(v) and v >= 1, "an integer of at least 1"
+        )
+        metadata = _take(fields, "metadata", _is_object, "an object")
+        longest = limits.COLLECT_DEADLINE_MAX_S
+        deadline_s = _take(
+            fields,
+            "deadline_s",
+            lambda v: (_is_int(v) or isinstance(v, float)) and 0 < v <= longest,
+            f"a number of seconds above 0 and at most {longest:g}",
+        )
+        _refuse_rest(fields)
+        return cls(
+            max_seq_len, metadata, limits.COLLECT_DEADLINE_S if deadline_s is None else float(deadline_s)
+        )
+
+    def digest(self, tail: str, contract: int) -> str:
+        """Names the outcome: equal for requests whose reply must be the same bytes. 32 hex digits."""
+        what = orjson.dumps([tail, contract, self.max_seq_len, self.metadata], option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(what).hexdigest()[:32]
+
+
+def choose_contract(accept: str | None, supported: tuple[int, ...]) -> int:
+    """The highest version that both sides know; 1 without the header.
+
+    Raises:
+        ContractUnsupported: the header names no version that this server writes, or is not a list of numbers.
+    """
+    if accept is None:
+        return 1
+    wanted = {part.strip() for part in accept.split(",")}
+    common = [version for version in supported if str(version) in wanted]
+    if not common:
+        known = ", ".join(map(str, supported))
+        raise ContractUnsupported(f"{ACCEPT_CONTRACT_HEADER} asks for {accept!r}; this server writes {known}")
+    return max(common)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        InvalidRequest: the bytes are not JSON or not an object, with the position.
+    """
+    return _object(body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise InvalidRequest("the body is empty; a JSON object is needed")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {_json_type(value)}")
+    return value
+
+
+def _take(fields: dict[str, Any], name: str, accepts: Callable[[Any], bool], expected: str) -> Any:
+    value = fields.pop(name, None)
+    try:
+        if value is None or accepts(value):
+            return value
+    except TypeError:
+        pass
+    raise InvalidRequest(f"{name} must be {expected}, not {_json_type(value)} {str(value)[:80]!r}")
+
+
+def _refuse_rest(fields: Mapping[str, Any]) -> None:
+    if fields:
+        raise InvalidRequest(f"unknown field {min(fields)!r}")
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _json_type(value: object) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return names[type(value)]

@@ -1,0 +1,91 @@
+"""The job that an API process hands to the workers, and the result that comes back.
+
+Both are JSON and raw bytes, never pickle: whoever can write to Redis must not be able to run code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import orjson
+
+from tokentape_contracts.errors import BY_CODE, InternalError, TokentapeError
+
+FUNCTION: Final = "assemble_samples"
+"""The name under which workers register the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssembleJob:
+    """Assemble one session's samples.
+
+    Attributes:
+        session_id: the session.
+        tail: stream id of the last entry to read, so that later turns and a DELETE change nothing.
+        request: `SamplesRequest.digest`; with the session it names the outcome.
+        contract: version of the samples format.
+        max_seq_len: longest sample in tokens, or None.
+        metadata: the agent's own JSON object, or None.
+    """
+
+    session_id: str
+    tail: str
+    request: str
+    contract: int
+    max_seq_len: int | None
+    metadata: Mapping[str, Any] | None
+
+    @property
+    def job_id(self) -> str:
+        """Equal for equal outcomes, so that equal concurrent requests share one job."""
+        return f"{self.session_id}:{self.tail}:{self.request}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "AssembleJob":
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A deterministic outcome, as it is kept in Redis: a payload, or an error that would come again.
+
+    Attributes:
+        payload: the samples wire format; empty for an error.
+        digest: SHA-256 of the payload, hex.
+        timing_ms: stage → milliseconds: `fold`, `assemble`, `encode`.
+        error: what refused the assembly.
+    """
+
+    payload: bytes
+    digest: str
+    timing_ms: Mapping[str, float]
+    error: TokentapeError | None = None
+
+    def to_hash(self) -> dict[bytes, bytes]:
+        """The fields of the Redis hash."""
+        error = [self.error.code, self.error.detail] if self.error else None
+        head = {"digest": self.digest, "timing_ms": dict(self.timing_ms), "error": error}
+        return {b"head": orjson.dumps(head), b"payload": self.payload}
+
+    @classmethod
+    def from_hash(cls, fields: Mapping[bytes, bytes]) -> "JobResult":
+        """Reads what `to_hash` wrote."""
+        head = orjson.loads(fields[b"head"])
+        error = None
+        if head["error"] is not None:
+            code, detail = head["error"]
+            error = BY_CODE.get(code, InternalError)(detail)
+        return cls(fields[b"payload"], head["digest"], head["timing_ms"], error)
+
+
+def serialize(value: Any) -> bytes:
+    """arq's job serializer: JSON; what JSON cannot hold (an exception of a failed job) as its text."""
+    return orjson.dumps(value, default=str)
+
+
+def deserialize(data: bytes) -> Any:
+    """arq's job deserializer."""
+    return orjson.loads(data)

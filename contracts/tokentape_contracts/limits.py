@@ -1,0 +1,58 @@
+"""Every bound of Tokentape, with its unit in its name (INV-10).
+
+A bound that is hit gives the error named beside it; nothing is cut silently.
+"""
+
+from typing import Final
+
+MiB: Final = 1024 * 1024
+
+# Requests
+CHAT_BODY_BYTES: Final = 64 * MiB
+"""A chat request's body; above it `request_too_large`. A body re-sends the conversation, hence the size."""
+SMALL_BODY_BYTES: Final = 1 * MiB
+"""The body of `POST /sessions` and `POST …/samples`; above it `request_too_large`."""
+PROXY_BODY_BYTES: Final = 64 * MiB
+"""A body that the catch-all forwards to the engine; above it `request_too_large`."""
+SESSION_ID_CHARS: Final = 64
+"""A session id in a path; a longer one is `session_not_found`."""
+
+# Sessions
+TURNS_PER_SESSION: Final = 1024
+"""Turns in a session; one more is `session_full`, before the engine is asked."""
+SESSION_IDLE_S: Final = 6 * 3600
+"""An untouched session's keys expire after this (sliding)."""
+RETENTION_S: Final = 24 * 3600
+"""A deleted session's stream can be read for audits for this long."""
+
+# API process
+SESSION_CACHE_BYTES: Final = 256 * MiB
+"""Folded sessions that one API process keeps; beyond it the least recently used are folded again."""
+ENGINE_TIMEOUT_S: Final = 900.0
+"""One generation; beyond it `engine_timeout`."""
+ENGINE_REPLY_BYTES: Final = 256 * MiB
+"""An engine's answer; above it `engine_reply_invalid`."""
+ENGINE_CONNECTIONS: Final = 2048
+"""Connections of one API process to the engine."""
+STORE_RETRY_S: Final = 10.0
+"""How long a command to Redis is tried again before `store_unavailable`."""
+RENDER_INLINE_CHARS: Final = 2_000
+"""New text up to this length is rendered on the event loop (well under 2 ms), longer text in a thread."""
+
+# Samples
+COLLECT_DEADLINE_S: Final = 110.0
+"""A collect's deadline if its body names none: below the 120 s after which existing drivers give up."""
+COLLECT_DEADLINE_MAX_S: Final = 3600.0
+"""The longest deadline a body may ask for; above it `invalid_request`."""
+QUEUE_DEPTH: Final = 2_000
+"""Collects that wait for a worker, over all API processes; one more is `queue_full`."""
+QUEUE_RETRY_AFTER_S: Final = 1
+"""`Retry-After` of `queue_full`."""
+RESULT_TTL_S: Final = 600
+"""An assembled result is kept for a repeated request for this long."""
+ASSEMBLY_TIMEOUT_S: Final = 300.0
+"""One assembly in a worker; the child process is ended beyond it, whatever the deadline."""
+LEASE_S: Final = 2.0
+"""A worker renews its claim on a running job; a killed worker's job runs again after this."""
+REPLY_STREAM_LENGTH: Final = 10_000
+"""Announcements kept for one API process; a missed one is found by reading the result key."""

@@ -1,0 +1,289 @@
+"""The samples wire format: one safetensors container per reply.
+
+The container holds a tensor `_samples_meta`, uint8[n], which is UTF-8 JSON:
+
+    {"samples": [{<json fields>, "nulls": [<absent tensor fields>]}, …],
+     "session_metadata": {…}, "empty_reason": null | "no_records" | "all_truncated"}
+
+and, for sample number `i`, one tensor `<field>.<i>` for each tensor field of `WIRE` that is not in `nulls`.
+`WIRE` is the whole contract: it drives both sides, and a `Sample` field without a row in it is an error at
+import. Contract 1 is the layout of the Miles session server, whose drivers ignore unknown JSON keys but not
+unknown tensors.
+
+Contract 2 takes `accumulated_token_ids` out of the JSON: if it equals the only sample's `tokens` it is not
+sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T].
+
+Shapes: `T` tokens of a sample, `R` tokens of its response, `L` layers, `K` experts per token.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+SUPPORTED_CONTRACTS: Final = (1, 2)
+META: Final = "_samples_meta"
+ACCUMULATED: Final = "_accumulated_token_ids"
+
+
+class Status(StrEnum):
+    """How a sample ended."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sample:
+    """What the server computes of one training sample.
+
+    Attributes:
+        tokens: int[T], prompt and response.
+        response: the response's text, decoded piece by piece.
+        response_length: R.
+        loss_mask: uint8[R], 1 on sampled tokens, 0 on those that the environment inserted.
+        rollout_log_probs: float64[R], 0.0 where the mask is 0.
+        rollout_routed_experts: int32[T - 1, L, K], or None.
+        rollout_indexer_topk: int32[T - 1, L, K], or None.
+        status: of the last merged turn.
+        weight_versions: the engine's weight version of each merged turn that had one.
+        prefix_cache_info: `cached_tokens` and `total_prompt_tokens`, added up over the turns.
+        spec_info: speculative-decoding counters, added up; empty without speculative decoding.
+        metadata: what is merged into the input sample's metadata.
+        reward: None leaves the input sample's.
+    """
+
+    tokens: NDArray[np.integer[Any]]
+    response: str
+    response_length: int
+    loss_mask: NDArray[np.integer[Any]]
+    rollout_log_probs: NDArray[np.float64]
+    status: Status
+    rollout_routed_experts: NDArray[np.int32] | None = None
+    rollout_indexer_topk: NDArray[np.int32] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    prefix_cache_info: dict[str, int] = field(default_factory=dict)
+    spec_info: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    reward: float | dict[str, Any] | None = None
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One row of the contract.
+
+    Attributes:
+        carried: as a tensor of its own, or in the JSON.
+        dtype: of the tensor on the wire.
+        strict: the value must have that dtype already; others are converted if that changes no value.
+        decoded: what the driver gets: a Python list or a numpy array.
+        null: makes the decoded value of a field that is listed in `nulls`.
+    """
+
+    carried: Literal["tensor", "json"]
+    dtype: np.dtype[Any] | None = None
+    strict: bool = False
+    decoded: Literal["list", "array"] = "list"
+    null: Callable[[], Any] = _nothing
+
+
+WIRE: Final[Mapping[str, Wire]] = {
+    "tokens": Wire("tensor", np.dtype("<i8"), null=list),
+    "response": Wire("json"),
+    "response_length": Wire("json"),
+    "loss_mask": Wire("tensor", np.dtype("u1")),
+    "rollout_log_probs": Wire("tensor", np.dtype("<f8")),
+    "rollout_routed_experts": Wire("tensor", np.dtype("<i4"), strict=True, decoded="array"),
+    "rollout_indexer_topk": Wire("tensor", np.dtype("<i4"), strict=True, decoded="array"),
+    "status": Wire("json"),
+    "weight_versions": Wire("json"),
+    "prefix_cache_info": Wire("json"),
+    "spec_info": Wire("json"),
+    "metadata": Wire("json"),
+    "reward": Wire("json"),
+}
+
+TENSOR_FIELDS: Final = frozenset(name for name, row in WIRE.items() if row.carried == "tensor")
+OPTIONAL_FIELDS: Final = frozenset({"spec_info", "reward"})
+"""JSON fields that other servers of contract 1 may leave out; the input sample's value stays then."""
+
+if WIRE.keys() != {f.name for f in fields(Sample)}:
+    raise RuntimeError(f"not on the wire: {WIRE.keys() ^ {f.name for f in fields(Sample)}}")
+
+
+class MalformedSamples(ValueError):
+    """A value cannot be carried, or a payload breaks the contract; names the field and the sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesReply:
+    """A decoded reply.
+
+    Attributes:
+        samples: field → value for each sample, in the server's order.
+        session_metadata: about the whole session; always has `accumulated_token_ids` and `max_trim_tokens`.
+        empty_reason: why there is no sample: `no_records`, `all_truncated`, or None.
+    """
+
+    samples: list[dict[str, Any]]
+    session_metadata: dict[str, Any]
+    empty_reason: str | None
+
+
+def encode_samples(
+    samples: Sequence[Sample],
+    session_metadata: Mapping[str, Any],
+    empty_reason: str | None = None,
+    *,
+    contract: int = 1,
+) -> bytes:
+    """Packs samples into one payload. Equal arguments give equal bytes (INV-9).
+
+    Args:
+        session_metadata: its `accumulated_token_ids` is an int array [T].
+
+    Raises:
+        MalformedSamples: a value does not fit its row of `WIRE`.
+    """
+    tensors: dict[str, NDArray[Any]] = {}
+    metas: list[dict[str, Any]] = []
+    for i, sample in enumerate(samples):
+        meta: dict[str, Any] = {}
+        nulls: list[str] = []
+        for name, row in WIRE.items():
+            value = getattr(sample, name)
+            if row.carried == "json":
+                meta[name] = value
+            elif value is None:
+                nulls.append(name)
+            else:
+                tensors[f"{name}.{i}"] = _wire_array(value, row, f"{name} of sample {i}")
+        metas.append({**meta, "nulls": nulls})
+    session = dict(session_metadata)
+    if contract >= 2:
+        accumulated = session.pop("accumulated_token_ids")
+        if len(samples) != 1 or not np.array_equal(accumulated, samples[0].tokens):
+            tensors[ACCUMULATED] = np.ascontiguousarray(accumulated, "<i8")
+    content = {"samples": metas, "session_metadata": session, "empty_reason": empty_reason}
+    json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    tensors[META] = np.frombuffer(json, np.uint8)
+    return safetensors.numpy.save(tensors)
+
+
+def decode_samples(payload: bytes, *, contract: int = 1) -> SamplesReply:
+    """Reads a payload of either contract version.
+
+    Raises:
+        MalformedSamples: not a container; a missing or wrongly shaped meta tensor; missing `nulls`; a null
+            marker for a JSON field; a missing, unreferenced or wrongly typed tensor; metadata that is not
+            an object; an unknown status.
+    """
+    try:
+        tensors = safetensors.numpy.load(payload)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise MalformedSamples(f"not a safetensors container: {error}") from error
+    content = _read_meta(tensors.pop(META, None))
+    samples = [_read_sample(i, meta, tensors) for i, meta in enumerate(content["samples"])]
+    session = content["session_metadata"]
+    if contract >= 2:
+        session["accumulated_token_ids"] = _read_accumulated(tensors, samples)
+    if tensors:
+        raise MalformedSamples(f"unreferenced tensors: {', '.join(sorted(tensors))}")
+    return SamplesReply(samples, session, content["empty_reason"])
+
+
+def _wire_array(value: Any, row: Wire, where: str) -> NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype == row.dtype:
+        return np.ascontiguousarray(array)
+    if row.strict:
+        raise MalformedSamples(f"{where} must have dtype {row.dtype}, not {array.dtype}")
+    with np.errstate(invalid="ignore"):
+        wire = array.astype(row.dtype)
+    if not np.array_equal(wire, array, equal_nan=array.dtype.kind == "f"):
+        raise MalformedSamples(f"{where} holds values that {row.dtype} cannot")
+    return np.ascontiguousarray(wire)
+
+
+def _read_meta(tensor: NDArray[Any] | None) -> dict[str, Any]:
+    if tensor is None:
+        raise MalformedSamples(f"{META} is missing")
+    if tensor.ndim != 1 or tensor.dtype != np.uint8:
+        raise MalformedSamples(f"{META} must be uint8[n], not {tensor.dtype}{list(tensor.shape)}")
+    try:
+        content = orjson.loads(tensor.tobytes())
+    except orjson.JSONDecodeError as error:
+        raise MalformedSamples(f"{META} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise MalformedSamples(f"{META} is not an object")
+    expected: dict[str, type | tuple[type, ...]] = {
+        "samples": list,
+        "session_metadata": dict,
+        "empty_reason": (str, type(None)),
+    }
+    for name, types in expected.items():
+        if name not in content or not isinstance(content[name], types):
+            raise MalformedSamples(f"{META}: {name} is missing or of a wrong type")
+    return content
+
+
+def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    where = f"of sample {i}"
+    nulls = meta.get("nulls") if isinstance(meta, dict) else None
+    if not isinstance(nulls, list):
+        raise MalformedSamples(f"nulls {where} is missing or not a list")
+    if wrong := [name for name in nulls if name not in TENSOR_FIELDS]:
+        raise MalformedSamples(f"nulls {where} names {wrong[0]!r}, which is not a tensor field")
+    values: dict[str, Any] = {}
+    for name, row in WIRE.items():
+        if row.carried == "json":
+            if name in meta:
+                values[name] = _read_json(name, meta[name], where)
+            elif name not in OPTIONAL_FIELDS:
+                raise MalformedSamples(f"{name} {where} is missing")
+        elif name in nulls:
+            values[name] = row.null()
+        else:
+            values[name] = _read_tensor(tensors.pop(f"{name}.{i}", None), row, f"{name} {where}")
+    return values
+
+
+def _read_json(name: str, value: Any, where: str) -> Any:
+    if name == "metadata" and not isinstance(value, dict):
+        raise MalformedSamples(f"metadata {where} is not an object")
+    if name == "status":
+        try:
+            return Status(value)
+        except ValueError:
+            raise MalformedSamples(f"status {where} is unknown: {value!r}") from None
+    return value
+
+
+def _read_tensor(array: NDArray[Any] | None, row: Wire, where: str) -> Any:
+    if array is None:
+        raise MalformedSamples(f"{where} is missing")
+    if array.dtype != row.dtype:
+        raise MalformedSamples(f"{where} must have dtype {row.dtype}, not {array.dtype}")
+    return array.tolist() if row.decoded == "list" else array
+
+
+def _read_accumulated(tensors: dict[str, NDArray[Any]], samples: list[dict[str, Any]]) -> list[int]:
+    array = tensors.pop(ACCUMULATED, None)
+    if array is None and len(samples) == 1:
+        return list(samples[0]["tokens"])
+    if array is None or array.dtype != np.int64 or array.ndim != 1:
+        raise MalformedSamples(f"{ACCUMULATED} is missing or not int64[T]")
+    ids: list[int] = array.tolist()
+    return ids

@@ -1,0 +1,140 @@
+"""A session's state: what its events say, folded.
+
+Everything here is immutable. Shapes: `S` suffix tokens, `O` output tokens, `T` tokens of a path.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tokentape_contracts.errors import StreamCorrupt
+from tokentape_contracts.events import (
+    OPENED_ID,
+    SEALED_ID,
+    Event,
+    Ids,
+    SessionOpened,
+    SessionSealed,
+    TurnRecorded,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A node of the forest.
+
+    Attributes:
+        seq: its place in the stream, 1 or more.
+        event: what was recorded.
+        parent: the turn it continues, or None for a root.
+        prompt_length: tokens that the engine received.
+        length: prompt and output tokens.
+        messages: messages of the path up to and with this turn's answer.
+    """
+
+    seq: int
+    event: TurnRecorded
+    parent: "Turn | None"
+    prompt_length: int
+    length: int
+    messages: int
+
+    @property
+    def path(self) -> "list[Turn]":
+        """The turns from the root to this one."""
+        path: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            path.append(turn)
+            turn = turn.parent
+        return path[::-1]
+
+    @property
+    def tokens(self) -> Ids:
+        """int32[T]: the prompt as the engine received it, then the output. Built anew at each call."""
+        path = self.path
+        tokens = np.empty(max(turn.length for turn in path), np.int32)
+        for turn in path:
+            tokens[turn.event.keep : turn.prompt_length] = turn.event.suffix
+            tokens[turn.prompt_length : turn.length] = turn.event.output
+        return tokens[: self.length]
+
+    @property
+    def tools(self) -> list[object] | None:
+        """The tools in force: its own, else those of the nearest turn above that names some."""
+        turn: Turn | None = self
+        while turn is not None and turn.event.tools is None:
+            turn = turn.parent
+        return turn.event.tools if turn is not None else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionState:
+    """All that the events say.
+
+    Attributes:
+        opened: how the session was opened.
+        turns: turn number `seq` is `turns[seq - 1]`.
+        sealed: the end, if it came.
+    """
+
+    opened: SessionOpened
+    turns: tuple[Turn, ...] = ()
+    sealed: SessionSealed | None = None
+
+    @property
+    def head(self) -> Turn | None:
+        """The newest turn."""
+        return self.turns[-1] if self.turns else None
+
+    @property
+    def last_id(self) -> str:
+        """The id of the last entry that was folded."""
+        if self.sealed is not None:
+            return SEALED_ID
+        return turn_id(len(self.turns)) if self.turns else OPENED_ID
+
+
+def turn_id(seq: int) -> str:
+    """The stream id of turn number `seq`."""
+    return f"{seq}-0"
+
+
+def apply(state: SessionState | None, entry_id: str, event: Event) -> SessionState:
+    """The state after one more entry.
+
+    Raises:
+        StreamCorrupt: the entry does not follow (INV-3): a gap, an entry after the seal, an unknown parent.
+    """
+    if state is None:
+        if entry_id != OPENED_ID or not isinstance(event, SessionOpened):
+            raise StreamCorrupt(f"a stream begins with {SessionOpened.TYPE} at {OPENED_ID}, not {entry_id}")
+        return SessionState(event)
+    if state.sealed is not None:
+        raise StreamCorrupt(f"entry {entry_id} follows the seal")
+    match event:
+        case SessionSealed() if entry_id == SEALED_ID:
+            return replace(state, sealed=event)
+        case TurnRecorded() if entry_id == turn_id(len(state.turns) + 1):
+            return replace(state, turns=(*state.turns, _turn(state, event)))
+    raise StreamCorrupt(f"{event.TYPE} at {entry_id} does not follow {state.last_id}")
+
+
+def fold(entries: Iterable[tuple[str, Event]], state: SessionState | None = None) -> SessionState | None:
+    """The state after all entries, from `state` on; None if there are none."""
+    for entry_id, event in entries:
+        state = apply(state, entry_id, event)
+    return state
+
+
+def _turn(state: SessionState, event: TurnRecorded) -> Turn:
+    seq = len(state.turns) + 1
+    if not 0 <= event.parent < seq:
+        raise StreamCorrupt(f"turn {seq} names turn {event.parent} as its parent")
+    parent = state.turns[event.parent - 1] if event.parent else None
+    if not 0 <= event.keep <= (parent.length if parent else 0):
+        raise StreamCorrupt(f"turn {seq} keeps {event.keep} tokens of turn {event.parent}, which has fewer")
+    prompt_length = event.keep + len(event.suffix)
+    messages = (parent.messages if parent else 0) + len(event.messages)
+    return Turn(seq, event, parent, prompt_length, prompt_length + len(event.output), messages)

@@ -1,0 +1,65 @@
+"""Views of a session: what GET shows of it, rebuilt from the events."""
+
+from typing import Any
+
+import numpy as np
+
+from tokentape_core.domain.state import SessionState, Turn
+
+
+def session_metadata(state: SessionState) -> dict[str, Any]:
+    """What GET and every samples reply say about the whole session.
+
+    `accumulated_token_ids`: int32[T], all tokens of the path to the newest turn. `max_trim_tokens`: how many
+    trailing tokens of a turn the next prompt may render anew.
+    """
+    tokens = state.head.tokens if state.head else np.empty(0, np.int32)
+    return {"accumulated_token_ids": tokens, "max_trim_tokens": state.opened.max_trim_tokens}
+
+
+def records(state: SessionState) -> list[dict[str, Any]]:
+    """The turns of the active path as requests and responses.
+
+    The shape is that of the Miles session server's `GET /sessions/{sid}`. A request shows the full `messages`
+    and `input_ids`, so the answer grows with turns times length: it is for people and for existing tools.
+    """
+    return [_record(turn) for turn in state.head.path] if state.head else []
+
+
+def _record(turn: Turn) -> dict[str, Any]:
+    event = turn.event
+    tokens = turn.tokens
+    messages = [message for t in turn.path for message in t.event.messages]
+    request = {**event.request, "messages": messages[:-1], "input_ids": tokens[: turn.prompt_length]}
+    if (tools := turn.tools) is not None:
+        request["tools"] = tools
+    triples = [[p, i, None] for p, i in zip(event.logprobs.tolist(), event.output.tolist(), strict=True)]
+    choice = {
+        **event.reply["choices"][0],
+        "message": messages[-1],
+        "finish_reason": event.finish,
+        "meta_info": {**event.meta, "output_token_logprobs": triples},
+    }
+    return {
+        "timestamp": event.committed_at,
+        "request_timestamp": event.requested_at,
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status_code": 200,
+        "request": request,
+        "response": {**event.reply, "id": event.response_id, "choices": [choice]},
+    }
+
+
+def compact(state: SessionState) -> list[dict[str, Any]]:
+    """The events themselves, as JSON: what grows with the new tokens only."""
+    view: list[dict[str, Any]] = [_event(state.opened)]
+    view += [{"seq": turn.seq, **_event(turn.event)} for turn in state.turns]
+    if state.sealed is not None:
+        view.append(_event(state.sealed))
+    return view
+
+
+def _event(event: Any) -> dict[str, Any]:
+    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
+    return {"type": event.TYPE, "v": event.VERSION, **fields}

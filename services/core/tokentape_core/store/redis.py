@@ -1,0 +1,158 @@
+"""The store on Redis streams.
+
+The explicit entry id is the concurrency control: XADD refuses an id that is not above the stream's top, so of
+two writers of one seq only one wins, with no lock and no script. The seal has the greatest possible id, after
+which Redis itself refuses every append.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from tokentape_contracts import keys, limits
+from tokentape_contracts.errors import SessionDeleted, SessionNotFound, StoreUnavailable, StreamCorrupt
+from tokentape_contracts.events import (
+    OPENED_ID,
+    SEALED_ID,
+    Event,
+    SessionOpened,
+    SessionSealed,
+    TurnRecorded,
+    decode,
+    encode,
+)
+from tokentape_core.domain.state import turn_id
+from tokentape_core.store.port import Entry, SeqTaken
+
+_REFUSED: Final = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
+_UNWRITABLE: Final = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "CLUSTERDOWN")
+_BACKOFF_CAP_S: Final = 0.5
+_BACKOFF_BASE_S: Final = 0.02
+_SOCKET_TIMEOUT_S: Final = 5.0
+
+
+def connect(url: str, *, timeout_s: float | None = _SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
+    """A client that survives a restart of the server: lost connections are tried again with backoff.
+
+    Sending a command again is safe for every command that Tokentape uses. Nothing connects before the first
+    command. `timeout_s` bounds the wait for a reply; None for a client that blocks on purpose.
+    """
+    tries = int(limits.STORE_RETRY_S / _BACKOFF_CAP_S)
+    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=_SOCKET_TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=30,
+        retry=Retry(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), tries),
+        retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],
+    )
+    return client
+
+
+@asynccontextmanager
+async def redis_errors() -> AsyncIterator[None]:
+    """Maps what Redis raises to `StoreUnavailable`: the one border where foreign errors become ours."""
+    try:
+        yield
+    except ResponseError as error:
+        if str(error).startswith(_UNWRITABLE):
+            raise StoreUnavailable(f"Redis refuses the command: {error}") from error
+        raise
+    except (RedisError, OSError) as error:
+        raise StoreUnavailable(f"Redis cannot be reached: {error or type(error).__name__}") from error
+
+
+class RedisStore:
+    """The port on a Redis-protocol server; any number of processes may use the same one.
+
+    Args:
+        client: from `connect`.
+        idle_s: an open session's stream expires when nothing was appended for so long.
+        retention_s: a sealed session's stream stays for so long.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        *,
+        idle_s: int = limits.SESSION_IDLE_S,
+        retention_s: int = limits.RETENTION_S,
+    ) -> None:
+        self._client = client
+        self._idle_s = idle_s
+        self._retention_s = retention_s
+
+    async def open(self, session_id: str, event: SessionOpened) -> None:
+        outcome = await self._add(session_id, OPENED_ID, event)
+        if outcome == "refused" and await self._uuid_at(session_id, OPENED_ID) != event.id:
+            raise SeqTaken(f"session {session_id} exists")
+
+    async def append(self, session_id: str, seq: int, event: TurnRecorded) -> None:
+        entry_id = turn_id(seq)
+        outcome = await self._add(session_id, entry_id, event)
+        if outcome == "missing":
+            raise SessionNotFound("there is no such session")
+        if outcome == "refused":
+            holder = await self._uuid_at(session_id, entry_id)
+            if holder == event.id:
+                return
+            if await self.tail(session_id) == SEALED_ID:
+                raise SessionDeleted("the session was deleted")
+            if holder is None:
+                raise StreamCorrupt(f"the stream goes on beyond {entry_id}, which it does not hold")
+            raise SeqTaken(f"turn {seq} exists")
+
+    async def seal(self, session_id: str, event: SessionSealed) -> None:
+        if await self._add(session_id, SEALED_ID, event) == "missing":
+            raise SessionNotFound("there is no such session")
+
+    async def read(
+        self, session_id: str, *, after: str | None = None, until: str | None = None
+    ) -> list[Entry]:
+        if after == SEALED_ID:
+            return []
+        first = f"({after}" if after is not None else "-"
+        async with redis_errors():
+            rows = await self._client.xrange(keys.events(session_id), min=first, max=until or "+")
+        return [(entry_id.decode(), decode(fields)) for entry_id, fields in rows]
+
+    async def tail(self, session_id: str) -> str | None:
+        async with redis_errors():
+            rows = await self._client.xrevrange(keys.events(session_id), count=1)
+        return rows[0][0].decode() if rows else None
+
+    async def _uuid_at(self, session_id: str, entry_id: str) -> str | None:
+        async with redis_errors():
+            rows = await self._client.xrange(keys.events(session_id), min=entry_id, max=entry_id)
+        return decode(rows[0][1]).id if rows else None
+
+    async def _add(
+        self, session_id: str, entry_id: str, event: Event
+    ) -> Literal["added", "missing", "refused"]:
+        """One XADD, sent again on a lost connection; "refused" may then mean one's own earlier success.
+
+        The time to live is set in the same round trip. A turn never shortens it (`GT`): one that comes late
+        must not cut the retention of a sealed stream.
+        """
+        key = keys.events(session_id)
+        fields: dict[Any, Any] = dict(encode(event))
+        is_turn = isinstance(event, TurnRecorded)
+        ttl_s = self._retention_s if isinstance(event, SessionSealed) else self._idle_s
+        pipe = self._client.pipeline(transaction=not is_turn)
+        pipe.xadd(key, fields, id=entry_id, nomkstream=not isinstance(event, SessionOpened))
+        pipe.expire(key, ttl_s, gt=is_turn)
+        async with redis_errors():
+            added, _ = await pipe.execute(raise_on_error=False)
+            if isinstance(added, ResponseError) and any(text in str(added) for text in _REFUSED):
+                return "refused"
+            if isinstance(added, Exception):
+                raise added
+        return "missing" if added is None else "added"
