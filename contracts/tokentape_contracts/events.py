@@ -174,10 +174,16 @@ for _kind in TYPES.values():
     _binary = _DTYPES if _kind is TurnRecorded else ()
     if {f.name for f in fields(_kind)} != {"id", *_JSON[_kind.TYPE], *_binary}:
         raise RuntimeError(f"the fields of {_kind.TYPE} are not all carried")
+    if not {(_kind.TYPE, v) for v in range(1, _kind.VERSION)} <= UPCASTS.keys():
+        raise RuntimeError(f"an older version of {_kind.TYPE} cannot be read")
 
 
 def encode(event: Event) -> Fields:
-    """The stream entry of an event, always in the newest version. Equal events give equal bytes."""
+    """The stream entry of an event, always in the newest version. Equal events give equal bytes.
+
+    Raises:
+        ValueError: a binary field is not one-dimensional, or holds a value that its dtype cannot.
+    """
     json = {name: getattr(event, name) for name in _JSON[event.TYPE]}
     entry = {
         b"type": event.TYPE.encode(),
@@ -187,8 +193,18 @@ def encode(event: Event) -> Fields:
     }
     if isinstance(event, TurnRecorded):
         for name, dtype in _DTYPES.items():
-            entry[name.encode()] = np.ascontiguousarray(getattr(event, name), dtype).tobytes()
+            entry[name.encode()] = _binary_field(name, getattr(event, name), dtype)
     return entry
+
+
+def _binary_field(name: str, value: Any, dtype: np.dtype[Any]) -> bytes:
+    """The exact bytes (INV-2): a wider id must not wrap."""
+    array = np.asarray(value)
+    with np.errstate(invalid="ignore"):
+        wire = array if array.dtype == dtype else array.astype(dtype)
+    if array.ndim != 1 or (wire is not array and not np.array_equal(wire, array, equal_nan=True)):
+        raise ValueError(f"{name} does not fit {dtype}[n]: it is {array.dtype}{list(array.shape)}")
+    return wire.tobytes()
 
 
 def decode(entry: Fields, upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS) -> Event:

@@ -139,7 +139,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:
-        InvalidRequest: the bytes are not JSON or not an object, with the position.
+        InvalidRequest: the bytes are not JSON (with the position), not an object, or nested too deeply.
     """
     return _object(body)
 
@@ -153,7 +153,19 @@ def _object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {_json_type(value)}")
+    if body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH and _deeper_than(value, limits.JSON_DEPTH):
+        raise InvalidRequest(f"the body nests deeper than {limits.JSON_DEPTH} levels")
     return value
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        inner = (child for v in level for child in (v.values() if isinstance(v, dict) else v))
+        level = [child for child in inner if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _take(fields: dict[str, Any], name: str, accepts: Callable[[Any], bool], expected: str) -> Any:

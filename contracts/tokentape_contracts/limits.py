@@ -8,12 +8,14 @@ from typing import Final
 MiB: Final = 1024 * 1024
 
 # Requests
-CHAT_BODY_BYTES: Final = 64 * MiB
+CHAT_BODY_BYTES: Final = 16 * MiB
 """A chat request's body; above it `request_too_large`. A body re-sends the conversation, hence the size."""
 SMALL_BODY_BYTES: Final = 1 * MiB
 """The body of `POST /sessions` and `POST …/samples`; above it `request_too_large`."""
-PROXY_BODY_BYTES: Final = 64 * MiB
+PROXY_BODY_BYTES: Final = 16 * MiB
 """A body that the catch-all forwards to the engine; above it `request_too_large`."""
+JSON_DEPTH: Final = 100
+"""Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
 SESSION_ID_CHARS: Final = 64
 """A session id in a path; a longer one is `session_not_found`."""
 
@@ -34,10 +36,17 @@ ENGINE_REPLY_BYTES: Final = 256 * MiB
 """An engine's answer; above it `engine_reply_invalid`."""
 ENGINE_CONNECTIONS: Final = 2048
 """Connections of one API process to the engine."""
+DRAIN_S: Final = 30
+"""After SIGTERM a process finishes the requests and jobs that it has, for at most this long."""
 STORE_RETRY_S: Final = 10.0
 """How long a command to Redis is tried again before `store_unavailable`."""
+STORE_CONNECTIONS: Final = 1024
+"""Connections of one process to Redis; while all are busy, commands wait for one up to `STORE_RETRY_S`."""
 RENDER_INLINE_CHARS: Final = 2_000
 """New text up to this length is rendered on the event loop (well under 2 ms), longer text in a thread."""
+
+READY_TIMEOUT_S: Final = 2.0
+"""`GET /ready` waits this long for Redis and the engine."""
 
 # Samples
 COLLECT_DEADLINE_S: Final = 110.0
@@ -52,6 +61,8 @@ RESULT_TTL_S: Final = 600
 """An assembled result is kept for a repeated request for this long."""
 ASSEMBLY_TIMEOUT_S: Final = 300.0
 """One assembly in a worker; the child process is ended beyond it, whatever the deadline."""
+WAIT_SLICE_S: Final = 1.0
+"""A waiting collect looks after its job this often, in case an announcement was lost."""
 LEASE_S: Final = 2.0
 """A worker renews its claim on a running job; a killed worker's job runs again after this."""
 REPLY_STREAM_LENGTH: Final = 10_000

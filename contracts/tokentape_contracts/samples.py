@@ -16,6 +16,7 @@ sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T].
 Shapes: `T` tokens of a sample, `R` tokens of its response, `L` layers, `K` experts per token.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -153,10 +154,12 @@ def encode_samples(
 
     Args:
         session_metadata: its `accumulated_token_ids` is an int array [T].
+        contract: one of `SUPPORTED_CONTRACTS`.
 
     Raises:
-        MalformedSamples: a value does not fit its row of `WIRE`.
+        MalformedSamples: a value does not fit its row of `WIRE`, or is not JSON (which knows no NaN).
     """
+    _ensure_supported(contract)
     tensors: dict[str, NDArray[Any]] = {}
     metas: list[dict[str, Any]] = []
     for i, sample in enumerate(samples):
@@ -165,6 +168,7 @@ def encode_samples(
         for name, row in WIRE.items():
             value = getattr(sample, name)
             if row.carried == "json":
+                _ensure_finite(value, f"{name} of sample {i}")
                 meta[name] = value
             elif value is None:
                 nulls.append(name)
@@ -175,21 +179,30 @@ def encode_samples(
     if contract >= 2:
         accumulated = session.pop("accumulated_token_ids")
         if len(samples) != 1 or not np.array_equal(accumulated, samples[0].tokens):
-            tensors[ACCUMULATED] = np.ascontiguousarray(accumulated, "<i8")
+            tensors[ACCUMULATED] = _wire_array(accumulated, WIRE["tokens"], "accumulated_token_ids")
+    elif isinstance(session.get("accumulated_token_ids"), np.ndarray):
+        session["accumulated_token_ids"] = np.ascontiguousarray(session["accumulated_token_ids"])
     content = {"samples": metas, "session_metadata": session, "empty_reason": empty_reason}
-    json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    try:
+        json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise MalformedSamples(f"{META} cannot be JSON: {error}") from error
     tensors[META] = np.frombuffer(json, np.uint8)
     return safetensors.numpy.save(tensors)
 
 
 def decode_samples(payload: bytes, *, contract: int = 1) -> SamplesReply:
-    """Reads a payload of either contract version.
+    """Reads a payload.
+
+    Args:
+        contract: the version that the payload was written in.
 
     Raises:
         MalformedSamples: not a container; a missing or wrongly shaped meta tensor; missing `nulls`; a null
             marker for a JSON field; a missing, unreferenced or wrongly typed tensor; metadata that is not
-            an object; an unknown status.
+            an object; an unknown status; a payload of another contract version.
     """
+    _ensure_supported(contract)
     try:
         tensors = safetensors.numpy.load(payload)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
@@ -198,13 +211,38 @@ def decode_samples(payload: bytes, *, contract: int = 1) -> SamplesReply:
     samples = [_read_sample(i, meta, tensors) for i, meta in enumerate(content["samples"])]
     session = content["session_metadata"]
     if contract >= 2:
+        if "accumulated_token_ids" in session:
+            raise MalformedSamples(f"accumulated_token_ids in the JSON: not contract {contract}")
         session["accumulated_token_ids"] = _read_accumulated(tensors, samples)
     if tensors:
         raise MalformedSamples(f"unreferenced tensors: {', '.join(sorted(tensors))}")
     return SamplesReply(samples, session, content["empty_reason"])
 
 
+def _ensure_supported(contract: int) -> None:
+    if contract not in SUPPORTED_CONTRACTS:
+        raise ValueError(f"contract {contract} is none of {SUPPORTED_CONTRACTS}")
+
+
+def _ensure_finite(value: Any, where: str) -> None:
+    """JSON would turn a NaN reward into null, which means "no reward"."""
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        raise MalformedSamples(f"{where} holds {value}, which JSON cannot carry")
+    if isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _ensure_finite(inner, where)
+
+
 def _wire_array(value: Any, row: Wire, where: str) -> NDArray[Any]:
+    try:
+        return _exact_array(value, row, where)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, MalformedSamples):
+            raise
+        raise MalformedSamples(f"{where} is not an array of {row.dtype}: {error}") from error
+
+
+def _exact_array(value: Any, row: Wire, where: str) -> NDArray[Any]:
     array = np.asarray(value)
     if array.dtype == row.dtype:
         return np.ascontiguousarray(array)
@@ -244,7 +282,7 @@ def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]]) -> dict[st
     nulls = meta.get("nulls") if isinstance(meta, dict) else None
     if not isinstance(nulls, list):
         raise MalformedSamples(f"nulls {where} is missing or not a list")
-    if wrong := [name for name in nulls if name not in TENSOR_FIELDS]:
+    if wrong := [name for name in nulls if not isinstance(name, str) or name not in TENSOR_FIELDS]:
         raise MalformedSamples(f"nulls {where} names {wrong[0]!r}, which is not a tensor field")
     values: dict[str, Any] = {}
     for name, row in WIRE.items():

@@ -1,0 +1,1 @@
+"""The command `tokentape`: it composes the processes and holds no rule of its own."""

@@ -1,6 +1,6 @@
 """The store in memory: for tests, and as the plainest statement of the port's rules."""
 
-from tokentape_contracts.errors import SessionDeleted, SessionNotFound
+from tokentape_contracts.errors import SessionDeleted, SessionNotFound, StreamCorrupt
 from tokentape_contracts.events import OPENED_ID, SEALED_ID, Event, SessionOpened, SessionSealed, TurnRecorded
 from tokentape_core.domain.state import turn_id
 from tokentape_core.store.port import Entry, SeqTaken
@@ -26,6 +26,8 @@ class MemoryStore:
             raise SessionDeleted("the session was deleted")
         if entry_id in stream:
             raise SeqTaken(f"turn {seq} exists")
+        if _order(entry_id) < _order(next(reversed(stream))):
+            raise StreamCorrupt(f"the stream goes on beyond {entry_id}, which it does not hold")
         stream[entry_id] = event
 
     async def seal(self, session_id: str, event: SessionSealed) -> None:
@@ -34,16 +36,25 @@ class MemoryStore:
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None
     ) -> list[Entry]:
-        ids = list(self._streams.get(session_id, {}))
-        start = ids.index(after) + 1 if after is not None else 0
-        end = ids.index(until) + 1 if until is not None else len(ids)
-        return [(entry_id, self._streams[session_id][entry_id]) for entry_id in ids[start:end]]
+        return [
+            (entry_id, event)
+            for entry_id, event in self._streams.get(session_id, {}).items()
+            if (after is None or _order(entry_id) > _order(after))
+            and (until is None or _order(entry_id) <= _order(until))
+        ]
 
     async def tail(self, session_id: str) -> str | None:
         return next(reversed(self._streams.get(session_id, {})), None)
+
+    async def ready(self) -> None:
+        return
 
     def _stream(self, session_id: str) -> dict[str, Event]:
         try:
             return self._streams[session_id]
         except KeyError:
             raise SessionNotFound("there is no such session") from None
+
+
+def _order(entry_id: str) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split("-")))

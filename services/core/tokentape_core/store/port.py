@@ -46,3 +46,6 @@ class Store(Protocol):
 
     async def tail(self, session_id: str) -> str | None:
         """The id of the last entry; None for an unknown session."""
+
+    async def ready(self) -> None:
+        """Returns if the store answers."""

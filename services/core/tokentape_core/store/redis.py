@@ -5,14 +5,24 @@ two writers of one seq only one wins, with no lock and no script. The seal has t
 which Redis itself refuses every append.
 """
 
-from collections.abc import AsyncIterator
+import time
+from asyncio import sleep
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal
+from contextvars import ContextVar
+from typing import Any, Final, Literal, TypeVar
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -32,10 +42,43 @@ from tokentape_core.domain.state import turn_id
 from tokentape_core.store.port import Entry, SeqTaken
 
 _REFUSED: Final = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
-_UNWRITABLE: Final = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "CLUSTERDOWN")
+_UNWRITABLE: Final = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
 _BACKOFF_CAP_S: Final = 0.5
 _BACKOFF_BASE_S: Final = 0.02
 _SOCKET_TIMEOUT_S: Final = 5.0
+
+T = TypeVar("T")
+
+_trying: ContextVar[bool] = ContextVar("tokentape_store_trying", default=False)
+
+
+class _UntilDeadline(Retry):
+    """Tries again until `limits.STORE_RETRY_S` have passed.
+
+    Not a number of times: a refused connection fails at once, a silent server only after a socket timeout,
+    which the last attempt may add to the deadline. A reconnect within a command is an attempt of the command,
+    not a loop of its own.
+    """
+
+    async def call_with_retry(self, do: Callable[[], Awaitable[T]], fail: Callable[[RedisError], Any]) -> T:
+        if _trying.get():
+            return await do()
+        token = _trying.set(True)
+        deadline = time.monotonic() + limits.STORE_RETRY_S
+        failures = 0
+        try:
+            while True:
+                try:
+                    return await do()
+                except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+                    await fail(error)  # type: ignore[arg-type]
+                    failures += 1
+                    pause_s = self._backoff.compute(failures)
+                    if isinstance(error, AuthenticationError) or time.monotonic() + pause_s > deadline:
+                        raise
+                    await sleep(pause_s)
+        finally:
+            _trying.reset(token)
 
 
 def connect(url: str, *, timeout_s: float | None = _SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
@@ -44,17 +87,18 @@ def connect(url: str, *, timeout_s: float | None = _SOCKET_TIMEOUT_S) -> redis.a
     Sending a command again is safe for every command that Tokentape uses. Nothing connects before the first
     command. `timeout_s` bounds the wait for a reply; None for a client that blocks on purpose.
     """
-    tries = int(limits.STORE_RETRY_S / _BACKOFF_CAP_S)
-    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
+        max_connections=limits.STORE_CONNECTIONS,
+        timeout=limits.STORE_RETRY_S,
         socket_timeout=timeout_s,
         socket_connect_timeout=_SOCKET_TIMEOUT_S,
         socket_keepalive=True,
         health_check_interval=30,
-        retry=Retry(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), tries),
+        retry=_UntilDeadline(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), -1),
         retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],
     )
-    return client
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 @asynccontextmanager
@@ -63,8 +107,10 @@ async def redis_errors() -> AsyncIterator[None]:
     try:
         yield
     except ResponseError as error:
-        if str(error).startswith(_UNWRITABLE):
-            raise StoreUnavailable(f"Redis refuses the command: {error}") from error
+        # Within a transaction redis-py puts the whole command, hence the conversation, before the reason.
+        reason = str(error).rpartition("of pipeline caused error: ")[2].strip("()\"',")
+        if isinstance(error, OutOfMemoryError | ReadOnlyError) or reason.startswith(_UNWRITABLE):
+            raise StoreUnavailable(f"Redis refuses the command: {reason}") from error
         raise
     except (RedisError, OSError) as error:
         raise StoreUnavailable(f"Redis cannot be reached: {error or type(error).__name__}") from error
@@ -104,7 +150,10 @@ class RedisStore:
             holder = await self._uuid_at(session_id, entry_id)
             if holder == event.id:
                 return
-            if await self.tail(session_id) == SEALED_ID:
+            top = await self.tail(session_id)
+            if top is None:  # it expired just now
+                raise SessionNotFound("there is no such session")
+            if top == SEALED_ID:
                 raise SessionDeleted("the session was deleted")
             if holder is None:
                 raise StreamCorrupt(f"the stream goes on beyond {entry_id}, which it does not hold")
@@ -128,6 +177,10 @@ class RedisStore:
         async with redis_errors():
             rows = await self._client.xrevrange(keys.events(session_id), count=1)
         return rows[0][0].decode() if rows else None
+
+    async def ready(self) -> None:
+        async with redis_errors():
+            await self._client.ping()
 
     async def _uuid_at(self, session_id: str, entry_id: str) -> str | None:
         async with redis_errors():

@@ -1,0 +1,81 @@
+"""Reading request bodies within their limits, and checking a chat request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from tokentape_contracts.errors import InvalidRequest, RequestTooLarge
+from tokentape_contracts.http import parse_object
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body.
+
+    Raises:
+        RequestTooLarge: it is longer than `limit` bytes; reading stops there.
+    """
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() else 0
+    chunks: list[bytes] = []
+    if size <= limit:
+        size = 0
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                break
+    if size > limit:
+        raise RequestTooLarge(f"the body is longer than {limit} bytes")
+    return b"".join(chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked chat request.
+
+    Attributes:
+        messages: the whole conversation, at least one message.
+        tools: the tools, or None if the request names none.
+        template_kwargs: arguments for the chat template.
+        stream: whether the client wants server-sent events.
+        include_usage: whether these end with the token counts.
+        fields: everything else, for the engine.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    template_kwargs: Mapping[str, Any]
+    stream: bool
+    include_usage: bool
+    fields: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, body: bytes) -> "ChatRequest":
+        """Checks what the recording depends on; sampling parameters are the engine's to judge.
+
+        Raises:
+            InvalidRequest: what is wrong, and where.
+        """
+        fields = parse_object(body)
+        messages = fields.pop("messages", None)
+        if not isinstance(messages, list) or not messages:
+            raise InvalidRequest("messages must be a list of at least one message")
+        for index, message in enumerate(messages):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise InvalidRequest(f"messages[{index}] must be an object with a role")
+        if fields.get("n") not in (None, 1) or isinstance(fields.get("n"), bool):
+            raise InvalidRequest("n must be 1: a turn has one answer")
+        tools = _optional(fields, "tools", list, "a list")
+        template_kwargs = _optional(fields, "chat_template_kwargs", dict, "an object") or {}
+        stream = _optional(fields, "stream", bool, "true or false") or False
+        options = _optional(fields, "stream_options", dict, "an object") or {}
+        return cls(messages, tools, template_kwargs, stream, options.get("include_usage") is True, fields)
+
+
+def _optional(fields: dict[str, Any], name: str, kind: type, expected: str) -> Any:
+    value = fields.pop(name, None)
+    if value is not None and not isinstance(value, kind):
+        raise InvalidRequest(f"{name} must be {expected}")
+    return value

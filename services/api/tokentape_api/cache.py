@@ -1,0 +1,84 @@
+"""Folded sessions that this process has seen.
+
+A cache and nothing else: a session's truth is its stream, and every use reads what is newer there first. So
+any API process serves any session at any moment (INV-4); one that has never seen it pays one full read.
+"""
+
+from collections import OrderedDict
+
+from tokentape_contracts import limits
+from tokentape_contracts.errors import SessionNotFound
+from tokentape_contracts.events import TurnRecorded
+from tokentape_core.domain.state import SessionState, apply, fold, turn_id
+from tokentape_core.store import Store
+
+
+class Sessions:
+    """Reads sessions through a bounded cache.
+
+    Args:
+        store: where the streams are.
+        cache_bytes: the bound; the least recently used sessions go first.
+    """
+
+    def __init__(self, store: Store, *, cache_bytes: int = limits.SESSION_CACHE_BYTES) -> None:
+        self._store = store
+        self._cache_bytes = cache_bytes
+        self._states: OrderedDict[str, tuple[SessionState, int]] = OrderedDict()
+        self._bytes = 0
+
+    async def load(self, session_id: str) -> SessionState:
+        """The session as of now: one small read if it was seen before.
+
+        Raises:
+            SessionNotFound: there is no such session.
+        """
+        if len(session_id) > limits.SESSION_ID_CHARS:
+            raise SessionNotFound("there is no such session")
+        known = self._get(session_id)
+        entries = await self._store.read(session_id, after=known.last_id if known else None)
+        state = fold(entries, known)
+        if state is None:
+            raise SessionNotFound("there is no such session")
+        self._put(session_id, state)
+        return state
+
+    def appended(self, session_id: str, state: SessionState, seq: int, event: TurnRecorded) -> None:
+        """Notes a turn that this process has just appended, if it follows the state that it knows."""
+        if seq == len(state.turns) + 1:
+            self._put(session_id, apply(state, turn_id(seq), event))
+
+    def forget(self, session_id: str) -> None:
+        """Drops a session that the store no longer has."""
+        _, size = self._states.pop(session_id, (None, 0))
+        self._bytes -= size
+
+    def _get(self, session_id: str) -> SessionState | None:
+        if session_id not in self._states:
+            return None
+        self._states.move_to_end(session_id)
+        return self._states[session_id][0]
+
+    def _put(self, session_id: str, state: SessionState) -> None:
+        known, size = self._states.get(session_id, (None, 0))
+        if known is not None and _age(known) >= _age(state):
+            return
+        since = len(known.turns) if known is not None else 0
+        grown = sum(_size(turn.event) for turn in state.turns[since:])
+        self._states[session_id] = (state, size + grown)
+        self._states.move_to_end(session_id)
+        self._bytes += grown
+        while self._bytes > self._cache_bytes and len(self._states) > 1:
+            _, (_, freed) = self._states.popitem(last=False)
+            self._bytes -= freed
+
+
+def _age(state: SessionState) -> tuple[int, bool]:
+    return len(state.turns), state.sealed is not None
+
+
+def _size(event: TurnRecorded) -> int:
+    """Roughly the bytes that a turn holds in memory; its JSON objects are taken at twice their text."""
+    arrays = event.suffix.nbytes + event.output.nbytes + event.logprobs.nbytes
+    text = sum(len(str(message)) for message in event.messages) + len(str(event.tools))
+    return 2048 + arrays + 2 * text

@@ -1,0 +1,141 @@
+"""Waiting for the workers: a samples request becomes a job, and its result comes back.
+
+A result lies under a key of its own; the announcement on this process's reply stream only says that it is
+worth looking. One reader per process serves all waiting requests. If an announcement or even the job is lost,
+the waiter notices within `limits.WAIT_SLICE_S`: it looks at the result key again and enqueues again, which
+does nothing while the job is there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+
+from arq.connections import ArqRedis
+
+from tokentape_contracts import jobs, keys, limits
+from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull, StoreUnavailable
+from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_core.store import redis_errors
+
+log = logging.getLogger(__name__)
+
+_READ_BLOCK_MS = 2_000
+_READ_PAUSE_S = 0.2
+_WAITERS_EXTRA_S = 60
+
+
+class Collector:
+    """Hands jobs to the workers and waits for their results.
+
+    Args:
+        client: for commands that answer at once.
+        reader: for the reply stream; its replies may take longer than two seconds.
+    """
+
+    def __init__(self, client: ArqRedis, reader: ArqRedis) -> None:
+        self._client = client
+        self._reader = reader
+        self._api_id = uuid.uuid4().hex
+        self._waiting: dict[tuple[str, str], set[asyncio.Future[str | None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to read announcements."""
+        self._task = asyncio.create_task(self._read_announcements())
+
+    async def close(self) -> None:
+        """Stops reading."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def collect(self, job: AssembleJob, deadline_s: float) -> JobResult:
+        """The result of the job. Equal concurrent requests, also of other processes, share one job.
+
+        Args:
+            deadline_s: seconds from now.
+
+        Raises:
+            DeadlineExceeded: no result in time; a worker that reaches the job later drops it.
+            QueueFull: too many jobs wait already.
+            AssemblyFailed: the worker's child process died; nothing was stored.
+        """
+        now = asyncio.get_running_loop().time
+        end = now() + deadline_s
+        key = job.session_id, job.request
+        announced: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, set()).add(announced)
+        try:
+            while True:
+                result = await self._look(job, time.time() + end - now())
+                if result is not None:
+                    return result
+                await self._enqueue(job, end - now())
+                left = end - now()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, min(limits.WAIT_SLICE_S, left))):
+                        failure = await asyncio.shield(announced)
+                        if failure is not None:
+                            raise AssemblyFailed(failure)
+                if left <= 0:
+                    raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s")
+        finally:
+            waiting = self._waiting[key]
+            waiting.discard(announced)
+            if not waiting:
+                del self._waiting[key]
+
+    async def _look(self, job: AssembleJob, deadline: float) -> JobResult | None:
+        """Registers as a waiter, and only then looks for the result: so none falls between the two."""
+        waiters = keys.waiters(job.session_id, job.request)
+        async with redis_errors():
+            pipe = self._client.pipeline(transaction=True)
+            pipe.zadd(waiters, {self._api_id: deadline}, gt=True)
+            pipe.expire(waiters, int(limits.COLLECT_DEADLINE_MAX_S) + _WAITERS_EXTRA_S)
+            pipe.hgetall(keys.samples(job.session_id, job.request))
+            *_, fields = await pipe.execute()
+        return JobResult.from_hash(fields) if fields else None
+
+    async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
+        async with redis_errors():
+            pipe = self._client.pipeline(transaction=False)
+            pipe.zcard(keys.QUEUE)
+            pipe.zscore(keys.QUEUE, job.job_id)
+            queued, score = await pipe.execute()
+            if score is not None:
+                return
+            if queued >= limits.QUEUE_DEPTH:
+                raise QueueFull(f"{queued} collects wait for a worker already")
+            await self._client.enqueue_job(
+                jobs.FUNCTION, job.to_json(), _job_id=job.job_id, _expires=max(1.0, left_s) + _WAITERS_EXTRA_S
+            )
+            pipe.rpush(keys.WAKE, b"1")
+            pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
+            await pipe.execute()
+
+    async def _read_announcements(self) -> None:
+        """Reads this process's reply stream for ever; nothing that Redis does ends it."""
+        stream = keys.replies(self._api_id)
+        last = b"0"
+        while True:
+            try:
+                async with redis_errors():
+                    read = await self._reader.xread({stream: last}, block=_READ_BLOCK_MS)
+            except StoreUnavailable as error:
+                log.warning("cannot read announcements: %s", error)
+                await asyncio.sleep(_READ_PAUSE_S)
+                continue
+            for _, entries in read:
+                for _, fields in entries:
+                    self._announce(fields)
+                last = entries[-1][0]
+
+    def _announce(self, fields: dict[bytes, bytes]) -> None:
+        key = fields[b"session"].decode(), fields[b"request"].decode()
+        failure = fields[b"detail"].decode() if fields[b"outcome"] == b"failed" else None
+        for announced in self._waiting.get(key, ()):
+            if not announced.done():
+                announced.set_result(failure)

@@ -1,0 +1,42 @@
+"""Which headers cross the proxy."""
+
+from collections.abc import Mapping
+
+from tokentape_contracts.http import ROUTING_HEADER
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""RFC 9110, section 7.6.1: they concern one connection only."""
+_FRAMING = frozenset({"accept-encoding", "content-encoding", "content-length", "expect", "host"})
+"""The transport of each side writes its own."""
+_CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key", "api-key"})
+_IDENTITY = frozenset({"date", "server", "set-cookie"})
+"""Ours stand in the answer already, and strict clients refuse them twice."""
+
+
+def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """The client's headers for the engine, with the routing key by which a router keeps cache affinity."""
+    dropped = _HOP_BY_HOP | _FRAMING | _CREDENTIALS | {ROUTING_HEADER.lower()} | _named_in_connection(headers)
+    kept = {name.lower(): value for name, value in headers.items() if name.lower() not in dropped}
+    return {**kept, ROUTING_HEADER: session_id}
+
+
+def to_client(headers: Mapping[str, str]) -> dict[str, str]:
+    """The engine's headers for the client."""
+    dropped = _HOP_BY_HOP | _FRAMING | _IDENTITY | _named_in_connection(headers)
+    return {name: value for name, value in headers.items() if name.lower() not in dropped}
+
+
+def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name.strip().lower() for name in headers.get("connection", "").split(","))

@@ -1,0 +1,55 @@
+"""Builds a turn's prompt: the parent's stored tokens and the newly rendered suffix."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokentape_contracts import limits
+from tokentape_contracts.errors import CannotExtend, InvalidRequest
+from tokentape_contracts.events import Ids
+from tokentape_core.domain.decide import Position
+from tokentape_core.text.render import CannotExtend as NotAppendable
+from tokentape_core.text.render import ChatRenderer, Prompt, RenderError
+
+
+async def build_prompt(
+    renderer: ChatRenderer, at: Position, tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
+) -> tuple[Prompt, Ids]:
+    """The prompt of a request at its position, and all its tokens, int32[P].
+
+    Long texts are rendered in a thread, so that they delay no other session.
+
+    Raises:
+        CannotExtend: the template cannot append these messages.
+        InvalidRequest: the template refuses them.
+    """
+    try:
+        if _chars(at.new_messages, tools) > limits.RENDER_INLINE_CHARS:
+            prompt = await asyncio.to_thread(_render, renderer, at, tools, template_kwargs)
+        else:
+            prompt = _render(renderer, at, tools, template_kwargs)
+    except NotAppendable as error:
+        raise CannotExtend(str(error)) from error
+    except RenderError as error:
+        raise InvalidRequest(str(error)) from error
+    if at.parent is None:
+        return prompt, prompt.suffix
+    return prompt, np.concatenate([at.parent.tokens[: prompt.keep], prompt.suffix])
+
+
+def _render(
+    renderer: ChatRenderer, at: Position, tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
+) -> Prompt:
+    if at.parent is None:
+        suffix = renderer.render(at.new_messages, tools=tools, template_kwargs=template_kwargs)
+        return Prompt(keep=0, suffix=suffix)
+    assistant = at.parent.event.messages[-1]
+    return renderer.extend(
+        at.parent.tokens, assistant, at.new_messages, tools=tools, template_kwargs=template_kwargs
+    )
+
+
+def _chars(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
+    return sum(len(str(message)) for message in messages) + (len(str(tools)) if tools else 0)

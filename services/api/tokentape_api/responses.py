@@ -1,0 +1,79 @@
+"""Replies: JSON, and errors in one shape."""
+
+import logging
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentape_api.engine import EngineRefusal
+from tokentape_contracts import limits
+from tokentape_contracts.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    QueueFull,
+    RouteNotFound,
+    TokentapeError,
+    error_body,
+    rule_of,
+)
+from tokentape_contracts.http import RETRY_HEADER
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+_RETRYABLE_STATUSES = frozenset({408, 409, 429})
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON reply; numpy arrays become lists."""
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, headers, media_type=JSON)
+
+
+def error_response(error: TokentapeError) -> Response:
+    """The reply of an error: status and retry header from the table."""
+    rule = rule_of(error)
+    headers = {RETRY_HEADER: "true" if rule.retryable else "false"}
+    if isinstance(error, QueueFull):
+        headers["Retry-After"] = str(limits.QUEUE_RETRY_AFTER_S)
+    return json_response(error_body(error), rule.status, headers)
+
+
+async def on_tokentape_error(_: Request, error: Exception) -> Response:
+    """Starlette's handler for our errors."""
+    if not isinstance(error, TokentapeError):
+        raise error
+    if rule_of(error).status == 500:
+        log.error("%s: %s", error.code, error.detail, exc_info=error)
+    return error_response(error)
+
+
+async def on_engine_refusal(_: Request, error: Exception) -> Response:
+    """The engine's own status and body."""
+    if not isinstance(error, EngineRefusal):
+        raise error
+    retryable = error.status in _RETRYABLE_STATUSES or error.status >= 500
+    headers = {RETRY_HEADER: "true" if retryable else "false"}
+    return Response(error.body, error.status, headers, media_type=error.content_type)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own complaints, in our shape."""
+    if not isinstance(error, HTTPException):
+        raise error
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return error_response(RouteNotFound(f"there is no {where}"))
+    if error.status_code == 405:
+        return error_response(MethodNotAllowed(f"{where}: the path has no such method"))
+    return error_response(InvalidRequest(f"{where}: {error.detail}"))
+
+
+async def on_defect(request: Request, error: Exception) -> Response:
+    """Anything else is a defect of ours; the log has the traceback."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(InternalError("a defect of Tokentape; its log has the traceback"))

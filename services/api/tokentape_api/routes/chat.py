@@ -1,0 +1,23 @@
+"""`POST /sessions/{sid}/v1/chat/completions`."""
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from tokentape_api import stream
+from tokentape_api.bodies import ChatRequest, read_body
+from tokentape_api.responses import json_response
+from tokentape_api.services import Services
+from tokentape_contracts import limits
+
+
+async def chat_completions(request: Request) -> Response:
+    """Generates and records one turn."""
+    services: Services = request.app.state.services
+    chat = ChatRequest.parse(await read_body(request, limits.CHAT_BODY_BYTES))
+    answer = await services.recorder.chat(request.path_params["sid"], chat, request.headers)
+    if chat.stream:
+        events = stream.chunks(answer, include_usage=chat.include_usage)
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+    return json_response(answer)

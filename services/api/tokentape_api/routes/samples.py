@@ -1,0 +1,59 @@
+"""`POST /sessions/{sid}/samples`: one request, one binary reply."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentape_api.bodies import read_body
+from tokentape_api.services import Services
+from tokentape_contracts import limits
+from tokentape_contracts.errors import SessionDeleted, SessionNotFound
+from tokentape_contracts.events import SEALED_ID
+from tokentape_contracts.http import (
+    ACCEPT_CONTRACT_HEADER,
+    CONTRACT_HEADER,
+    DIGEST_HEADER,
+    SamplesRequest,
+    choose_contract,
+)
+from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_contracts.samples import SUPPORTED_CONTRACTS
+
+
+async def collect_samples(request: Request) -> Response:
+    """Assembles the session's samples on a worker, as of now: later turns and a DELETE change nothing."""
+    services: Services = request.app.state.services
+    began = time.perf_counter()
+    session_id = request.path_params["sid"]
+    contract = choose_contract(request.headers.get(ACCEPT_CONTRACT_HEADER), SUPPORTED_CONTRACTS)
+    wanted = SamplesRequest.parse(await read_body(request, limits.SMALL_BODY_BYTES))
+    tail = await services.store.tail(session_id)
+    if tail is None:
+        raise SessionNotFound("there is no such session")
+    if tail == SEALED_ID:
+        raise SessionDeleted("the session was deleted")
+    job = AssembleJob(
+        session_id=session_id,
+        tail=tail,
+        request=wanted.digest(tail, contract),
+        contract=contract,
+        max_seq_len=wanted.max_seq_len,
+        metadata=wanted.metadata,
+    )
+    result = await services.collector.collect(job, wanted.deadline_s)
+    if result.error is not None:
+        raise result.error
+    headers = {
+        CONTRACT_HEADER: str(contract),
+        DIGEST_HEADER: f"sha-256={result.digest}",
+        "Server-Timing": _server_timing(result, (time.perf_counter() - began) * 1000),
+    }
+    return Response(result.payload, headers=headers, media_type="application/octet-stream")
+
+
+def _server_timing(result: JobResult, total_ms: float) -> str:
+    """W3C Server-Timing, milliseconds; `queue` is what the worker's stages do not account for."""
+    queue_ms = max(0.0, total_ms - sum(result.timing_ms.values()))
+    stages = {"queue": queue_ms, **result.timing_ms}
+    return ", ".join(f"{name};dur={ms:.2f}" for name, ms in stages.items())

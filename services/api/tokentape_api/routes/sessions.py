@@ -1,0 +1,73 @@
+"""`POST /sessions`, `GET /sessions/{sid}`, `DELETE /sessions/{sid}`."""
+
+import asyncio
+import time
+import uuid
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentape_api.bodies import read_body
+from tokentape_api.responses import JSON, json_response
+from tokentape_api.services import Services
+from tokentape_contracts import limits
+from tokentape_contracts.errors import SessionDeleted
+from tokentape_contracts.events import SessionOpened, SessionSealed
+from tokentape_contracts.http import OpenRequest
+from tokentape_core.domain import view
+from tokentape_core.domain.match import MATCHERS
+from tokentape_core.domain.state import SessionState
+
+
+async def open_session(request: Request) -> Response:
+    """Opens a session and answers its id."""
+    services: Services = request.app.state.services
+    settings, renderer = services.settings, services.renderer
+    body = await read_body(request, limits.SMALL_BODY_BYTES)
+    wanted = OpenRequest.parse(body, matchers=tuple(MATCHERS))
+    session_id = uuid.uuid4().hex
+    opened = SessionOpened(
+        id=uuid.uuid4().hex,
+        mode=wanted.mode or settings.mode,
+        matcher=wanted.matcher or settings.matcher,
+        family=settings.family,
+        max_trim_tokens=renderer.max_trim_tokens,
+        template=renderer.fingerprint,
+        labels=wanted.labels,
+        pins=wanted.pins,
+        opened_at=time.time(),
+    )
+    await services.store.open(session_id, opened)
+    return json_response({"session_id": session_id})
+
+
+async def get_session(request: Request) -> Response:
+    """The active path's turns as requests and responses; with `?view=events` the events themselves."""
+    services: Services = request.app.state.services
+    session_id = request.path_params["sid"]
+    state = await services.sessions.load(session_id)
+    if state.sealed is not None:
+        raise SessionDeleted("the session was deleted")
+    if request.query_params.get("view") == "events":
+        body = await asyncio.to_thread(_dump, {"session_id": session_id, "events": view.compact(state)})
+    else:
+        body = await asyncio.to_thread(_dump_records, session_id, state)
+    return Response(body, media_type=JSON)
+
+
+def _dump_records(session_id: str, state: SessionState) -> bytes:
+    metadata = view.session_metadata(state)
+    return _dump({"session_id": session_id, "records": view.records(state), "metadata": metadata})
+
+
+def _dump(content: object) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def delete_session(request: Request) -> Response:
+    """Seals the session; may be sent any number of times (INV-8)."""
+    services: Services = request.app.state.services
+    sealed = SessionSealed(id=uuid.uuid4().hex, reason="deleted", sealed_at=time.time())
+    await services.store.seal(request.path_params["sid"], sealed)
+    return Response(status_code=204)

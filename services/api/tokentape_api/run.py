@@ -1,0 +1,55 @@
+"""Running an API process."""
+
+from arq.connections import ArqRedis
+from starlette.applications import Starlette
+from uvicorn import Config, Server
+
+from tokentape_api.app import build_app
+from tokentape_api.collect import Collector
+from tokentape_api.engine import SGLangEngine
+from tokentape_api.settings import ApiSettings
+from tokentape_contracts import jobs, limits
+from tokentape_core.store import RedisStore, connect
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
+
+
+def build(settings: ApiSettings) -> Starlette:
+    """The application on real parts. Loads the tokenizer; connects to nothing yet."""
+    tokenizer = Tokenizer.load(settings.tokenizer, chat_template=settings.chat_template)
+    client = connect(settings.redis_url)
+    return build_app(
+        settings,
+        store=RedisStore(client),
+        engine=SGLangEngine(settings.engine_url, timeout_s=settings.engine_timeout_s),
+        renderer=ChatRenderer(tokenizer, get_family(settings.family)),
+        collector=Collector(_queue(settings.redis_url), _queue(settings.redis_url)),
+    )
+
+
+def _queue(url: str) -> ArqRedis:
+    pool = connect(url).connection_pool
+    return ArqRedis(pool, job_serializer=jobs.serialize, job_deserializer=jobs.deserialize)
+
+
+def run(settings: ApiSettings) -> int:
+    """Serves until SIGTERM or SIGINT, then finishes the requests that it has. Returns the exit code.
+
+    Raises:
+        TokenizerError: the tokenizer cannot be loaded or does not fit the family.
+    """
+    config = Config(
+        build(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        server_header=False,
+        log_level="warning",
+        timeout_graceful_shutdown=limits.DRAIN_S,
+    )
+    server = Server(config)
+    server.run()
+    return 0 if server.started else 1

@@ -1,0 +1,24 @@
+"""What the routes use, composed once per process."""
+
+from dataclasses import dataclass
+
+from tokentape_api.cache import Sessions
+from tokentape_api.collect import Collector
+from tokentape_api.engine import Engine
+from tokentape_api.recorder import Recorder
+from tokentape_api.settings import ApiSettings
+from tokentape_core.store import Store
+from tokentape_core.text.render import ChatRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The process's parts, reached through `request.app.state.services`."""
+
+    settings: ApiSettings
+    store: Store
+    sessions: Sessions
+    engine: Engine
+    renderer: ChatRenderer
+    recorder: Recorder
+    collector: Collector

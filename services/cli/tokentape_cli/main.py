@@ -1,0 +1,134 @@
+"""`tokentape COMMAND …`: the composition of processes."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tokentape_cli import options
+from tokentape_cli.options import UsageError
+
+Run = Callable[[argparse.Namespace], int]
+
+DESCRIPTION: Final = (
+    "Records LLM agents in RL rollouts as exact token ids and assembles training samples on the server."
+)
+EPILOG: Final = (
+    "Every option of api, assembler, up and config has an environment variable, named in the command's "
+    "--help; a flag wins. Start with `tokentape demo`."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; the exit code is 0 for success, 1 for a failure, 2 for wrong usage."""
+    parser = build_parser()
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # These log every request at INFO; ours is the business of the process, not of its HTTP client.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        run: Run = parsed.run
+        return run(parsed)
+    except UsageError as error:
+        print(f"tokentape {parsed.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line; also read by the test that compares it with the docs."""
+    parser = argparse.ArgumentParser(prog="tokentape", description=DESCRIPTION, epilog=EPILOG)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (add, run, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        add(command)
+        command.set_defaults(run=run)
+    return parser
+
+
+def _add(names: Sequence[str]) -> Callable[[argparse.ArgumentParser], None]:
+    return lambda parser: options.add_options(parser, names)
+
+
+def _api(arguments: argparse.Namespace) -> int:
+    settings = options.resolve(arguments, options.API)
+    options.required(settings, "engine-url", "tokenizer", "redis-url")
+    from tokentape_api.run import run
+    from tokentape_api.settings import ApiSettings
+    from tokentape_core.text.errors import TokenizerError
+
+    try:
+        return run(ApiSettings(**options.values(settings, options.API)))
+    except TokenizerError as error:
+        raise UsageError(str(error)) from error
+
+
+def _assembler(arguments: argparse.Namespace) -> int:
+    settings = options.resolve(arguments, options.ASSEMBLER)
+    options.required(settings, "tokenizer", "redis-url")
+    from tokentape_assembler.run import run
+    from tokentape_assembler.settings import AssemblerSettings
+
+    return run(AssemblerSettings(**options.values(settings, options.ASSEMBLER)))
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    settings = options.resolve(arguments, options.ALL)
+    options.required(settings, "engine-url", "tokenizer")
+    from tokentape_cli.up import run
+
+    return run(settings)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    settings = options.resolve(arguments, options.ALL)
+    rows = [
+        (options.variable(name), options.masked(setting.value) or "-", setting.source)
+        for name, setting in settings.items()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, source in rows:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+    return 0
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    from tokentape_engine.server import add_arguments
+
+    add_arguments(parser)
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from tokentape_engine.server import run
+
+    return run(arguments)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.demo import add_arguments
+
+    add_arguments(parser)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.demo import run
+
+    return run(arguments)
+
+
+_COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run, str]]] = {
+    "api": (_add(options.API), _api, "run one API process"),
+    "assembler": (_add(options.ASSEMBLER), _assembler, "run one worker process"),
+    "up": (
+        _add(options.ALL),
+        _up,
+        "run the API and a worker, and a bundled Valkey server unless --redis-url is given; Ctrl-C stops all",
+    ),
+    "demo": (
+        _add_demo,
+        _demo,
+        "record living agents on the reference engine, collect their samples and verify every one",
+    ),
+    "engine": (_add_engine, _engine, "run the reference engine: a tiny model, for demos and tests"),
+    "config": (_add(options.ALL), _config, "print the effective settings, secrets masked"),
+}

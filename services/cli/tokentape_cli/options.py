@@ -1,0 +1,210 @@
+"""Every option of the command, once: its flag, its environment variable, its default and its help.
+
+`--engine-url` is `TOKENTAPE_ENGINE_URL`, and so on; a flag wins over the environment. An environment variable
+`TOKENTAPE_…` that no option has is refused: a misspelt setting must not go unnoticed.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from tokentape_contracts import limits
+from tokentape_contracts.http import MODES
+from tokentape_core.domain.match import MATCHERS
+from tokentape_core.text.families import FAMILIES
+
+PREFIX: Final = "TOKENTAPE_"
+
+
+class UsageError(Exception):
+    """The command line or the environment is wrong; one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        help: what it does, for `--help` and the reference page.
+        default: its value if neither flag nor environment gives one; None means none.
+        parse: reads a value; raises ValueError.
+        choices: the allowed values.
+        metavar: what stands for the value in `--help`.
+    """
+
+    help: str
+    default: Any = None
+    parse: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    metavar: str = "VALUE"
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(f"there is no file {text}")
+    return path
+
+
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < lowest:
+            raise ValueError(f"must be at least {lowest}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("must be a number of seconds above 0")
+    return value
+
+
+def _url(*schemes: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if urlsplit(text).scheme not in schemes or not text.partition("://")[2]:
+            raise ValueError(f"must be a URL that begins with {' or '.join(f'{s}://' for s in schemes)}")
+        return text
+
+    return parse
+
+
+OPTIONS: Final[Mapping[str, Option]] = {
+    "host": Option("address that the API listens on", "127.0.0.1", metavar="ADDRESS"),
+    "port": Option("port that the API listens on", 8080, _at_least(0), metavar="PORT"),
+    "engine-url": Option(
+        "base URL of the SGLang server or router, without /v1", parse=_url("http", "https"), metavar="URL"
+    ),
+    "tokenizer": Option(
+        "the model's tokenizer: a directory, or a name that transformers can load", metavar="DIR_OR_NAME"
+    ),
+    "chat-template": Option(
+        "a Jinja file in place of the tokenizer's own chat template", parse=_file, metavar="FILE"
+    ),
+    "family": Option(
+        "the model family, whose boundary rules apply", "default", choices=tuple(FAMILIES), metavar="NAME"
+    ),
+    "mode": Option("mode of sessions that name none", MODES[0], choices=MODES, metavar="|".join(MODES)),
+    "matcher": Option(
+        "how a request's messages are compared with the recorded ones, in sessions that name none",
+        "loose_tool_call",
+        choices=tuple(MATCHERS),
+        metavar="NAME",
+    ),
+    "redis-url": Option(
+        "where sessions are kept",
+        parse=_url("redis", "rediss", "unix"),
+        metavar="URL",
+    ),
+    "workers": Option("assemblies that run at the same time", 1, _at_least(1), metavar="N"),
+    "engine-timeout-s": Option(
+        "the longest generation, in seconds", limits.ENGINE_TIMEOUT_S, _seconds, metavar="SECONDS"
+    ),
+}
+
+API: Final = (
+    "host",
+    "port",
+    "engine-url",
+    "tokenizer",
+    "chat-template",
+    "family",
+    "mode",
+    "matcher",
+    "redis-url",
+    "engine-timeout-s",
+)
+ASSEMBLER: Final = ("tokenizer", "redis-url", "workers")
+ALL: Final = tuple(OPTIONS)
+
+_OTHER_VARIABLES: Final = frozenset({f"{PREFIX}CACHE_DIR"})
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return PREFIX + name.upper().replace("-", "_")
+
+
+def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Adds the flags of these options; a flag that is not given leaves None."""
+    for name in names:
+        option = OPTIONS[name]
+        default = "" if option.default is None else f" (default: {option.default})"
+        choices = f"; one of {', '.join(option.choices)}" if option.choices else ""
+        parser.add_argument(
+            f"--{name}", metavar=option.metavar, help=f"{option.help}{choices}{default} [{variable(name)}]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option's value and where it came from: `flag`, `environment`, `default` or `not set`."""
+
+    value: Any
+    source: str
+
+
+def resolve(
+    arguments: argparse.Namespace, names: Iterable[str], environment: Mapping[str, str] = os.environ
+) -> dict[str, Setting]:
+    """The effective value of each option.
+
+    Raises:
+        UsageError: a value is wrong, or the environment holds an unknown `TOKENTAPE_…`.
+    """
+    known = {variable(name) for name in OPTIONS} | _OTHER_VARIABLES
+    if unknown := sorted(key for key in environment if key.startswith(PREFIX) and key not in known):
+        raise UsageError(
+            f"the environment variable {unknown[0]} is unknown; known: {', '.join(sorted(known))}"
+        )
+    return {name: _resolve(name, arguments, environment) for name in names}
+
+
+def _resolve(name: str, arguments: argparse.Namespace, environment: Mapping[str, str]) -> Setting:
+    option = OPTIONS[name]
+    flag = getattr(arguments, name.replace("-", "_"), None)
+    text = flag if flag is not None else environment.get(variable(name))
+    if text is None:
+        return Setting(option.default, "not set" if option.default is None else "default")
+    where, source = (f"--{name}", "flag") if flag is not None else (variable(name), "environment")
+    if option.choices and text not in option.choices:
+        raise UsageError(f"{where} must be one of {', '.join(option.choices)}, not {text!r}")
+    try:
+        return Setting(option.parse(text), source)
+    except ValueError as error:
+        raise UsageError(f"{where} {text!r}: {error}") from None
+
+
+def required(settings: Mapping[str, Setting], *names: str) -> None:
+    """Raises `UsageError` for the first of these options that has no value."""
+    for name in names:
+        if settings[name].value is None:
+            raise UsageError(f"--{name} is needed (or {variable(name)}): {OPTIONS[name].help}")
+
+
+def values(settings: Mapping[str, Setting], names: Iterable[str]) -> dict[str, Any]:
+    """The values by attribute name (`engine_url`), for a settings class."""
+    return {name.replace("-", "_"): settings[name].value for name in names}
+
+
+def flags(settings: Mapping[str, Setting], names: Iterable[str]) -> list[str]:
+    """The command line that gives a child process these settings."""
+    given = [name for name in names if settings[name].value is not None]
+    return [part for name in given for part in (f"--{name}", str(settings[name].value))]
+
+
+def masked(value: Any) -> str:
+    """The value as it may be shown: a URL without its password."""
+    text = "" if value is None else str(value)
+    parts = urlsplit(text)
+    if not parts.password:
+        return text
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))

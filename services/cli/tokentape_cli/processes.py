@@ -1,0 +1,86 @@
+"""Child processes of the command: started together, stopped together."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+_STOP_S = 40.0
+_POLL_S = 0.05
+
+
+class ProcessEnded(Exception):
+    """A child process ended although it should run; names it and its exit code."""
+
+
+class Processes:
+    """A group of `tokentape` child processes; leaving the block stops them, the newest first.
+
+    Each runs in a session of its own: a Ctrl-C at the terminal reaches the parent only, which then stops the
+    children in order.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """Starts `tokentape ARGUMENTS` under a name for messages."""
+        command = [sys.executable, "-m", "tokentape_cli", *arguments]
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+        self._children[name] = child
+        self._stack.callback(_stop, child)
+
+    def check(self) -> None:
+        """Raises `ProcessEnded` if a child has ended."""
+        for name, child in self._children.items():
+            if (code := child.poll()) is not None:
+                raise ProcessEnded(f"the {name} process ended with exit code {code}; its message is above")
+
+    def wait_until(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Waits for a condition while all children live.
+
+        Raises:
+            ProcessEnded: a child ended.
+            TimeoutError: the condition did not come true in time.
+        """
+        began = shown = time.monotonic()
+        while not ready():
+            self.check()
+            now = time.monotonic()
+            if now - began > timeout_s:
+                raise TimeoutError(f"{what}: not ready within {timeout_s:g} s")
+            if now - shown > 1.0:
+                print(f"  waiting for {what} … {now - began:.0f} s", file=sys.stderr, flush=True)
+                shown = now
+            time.sleep(_POLL_S)
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of this URL is answered with 200."""
+    try:
+        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,62 @@
+"""The catch-all and the probes."""
+
+import httpx
+import pytest
+
+from tests.api.conftest import OpenSession, ScriptedEngine
+
+
+async def test_forwards_to_the_engine(session: OpenSession, engine: ScriptedEngine) -> None:
+    """Method, path, query and body reach the engine, unrecorded."""
+    reply = await session.api.put(f"{session.url}/v1/a b/tokenize?x=1&y=%2F", content=b"body")
+    assert reply.json() == {"path": "/v1/a b/tokenize", "body": "body"}
+    sent = engine.requests[-1]
+    assert (sent.method, sent.url.raw_path, sent.url.host) == (
+        "PUT",
+        b"/v1/a%20b/tokenize?x=1&y=%2F",
+        "engine",
+    )
+    assert sent.headers["x-smg-routing-key"] == session.url.split("/")[-1]
+    assert await session.records() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("%2e%2e/admin", 400), ("v1/..%2f..%2fadmin", 400), ("v1/%2e/x", 400), ("v1/x%0d%0aHost:%20evil", 404)],
+)
+async def test_cannot_leave_the_engine(
+    session: OpenSession, engine: ScriptedEngine, path: str, status: int
+) -> None:
+    """A path that climbs out of the engine's root or smuggles a header is refused."""
+    before = len(engine.requests)
+    reply = await session.api.get(httpx.URL(f"http://api{session.url}/{path}"))
+    assert reply.status_code == status
+    assert len(engine.requests) == before
+
+
+async def test_drops_the_engines_identity(session: OpenSession, engine: ScriptedEngine) -> None:
+    """Server, Date and hop-by-hop headers of the engine are dropped: strict clients refuse them twice."""
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        headers = {"Server": "s", "Date": "d", "Connection": "close", "Set-Cookie": "a=b", "X-Engine": "1"}
+        return httpx.Response(418, content=b"teapot", headers=headers)
+
+    engine.take_over = answer
+    reply = await session.api.get(f"{session.url}/teapot")
+    assert (reply.status_code, reply.content, reply.headers["x-engine"]) == (418, b"teapot", "1")
+    assert {"server", "date", "connection", "set-cookie"}.isdisjoint(reply.headers)
+
+
+async def test_health_and_ready(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    """/health says that the process lives; /ready says whether Redis and the engine answer."""
+    assert (await api.get("/health")).json() == {"status": "ok"}
+    assert (await api.get("/ready")).json() == {"ready": True, "checks": {"redis": "ok", "engine": "ok"}}
+
+    def down(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    engine.take_over = down
+    reply = await api.get("/ready")
+    assert (reply.status_code, reply.json()["ready"]) == (503, False)
+    assert "cannot be reached" in reply.json()["checks"]["engine"]
+    assert (await api.get("/health")).status_code == 200
