@@ -1,0 +1,101 @@
+"""From the messages of an OpenAI-style request to those that a chat template takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from tokentape_core.text.errors import RenderError
+
+__all__ = ["ArgumentsForm", "Message", "template_messages"]
+
+Message = Mapping[str, object]
+
+ArgumentsForm = Literal["object", "string", "as_is"]
+"""`function.arguments` decoded, as JSON text, or however the caller sent it."""
+
+_PROMPT_ROLES = frozenset({"system", "user", "assistant", "tool"})
+
+
+def template_messages(
+    messages: Sequence[Message], *, arguments: ArgumentsForm, extra_roles: frozenset[str] = frozenset()
+) -> list[dict[str, object]]:
+    """Copies of `messages` in the one spelling that all templates take. The input is not changed.
+
+    `content` becomes a string: text parts are joined; null and a missing key are the empty string. Empty
+    `tool_calls` are left out, the others get their `function.arguments` in the wanted form. Other keys stay.
+    Roles beyond system, user, assistant, tool and `extra_roles` are refused: templates skip them silently.
+    Raises `RenderError`, which names the message.
+    """
+    roles = _PROMPT_ROLES | extra_roles
+    return [_convert(message, f"messages[{i}]", arguments, roles) for i, message in enumerate(messages)]
+
+
+def _convert(
+    message: Message, where: str, arguments: ArgumentsForm, roles: frozenset[str]
+) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise RenderError(f"{where} is not an object")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in roles:
+        raise RenderError(f"{where}.role is {role!r}; this model takes {', '.join(sorted(roles))}")
+    converted = {**message, "content": _text(message.get("content"), f"{where}.content")}
+    calls = converted.pop("tool_calls", None)
+    if calls:
+        converted["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", arguments)
+    return converted
+
+
+def _text(content: object, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise RenderError(f"{where} is neither a string nor a list of parts")
+    return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if isinstance(part, Mapping) and kind == "text" else None
+    if not isinstance(text, str):
+        raise RenderError(f"{where} is not a text part but {kind!r}: only text can be rendered")
+    return text
+
+
+def _tool_calls(calls: object, where: str, arguments: ArgumentsForm) -> list[dict[str, object]]:
+    if not isinstance(calls, list | tuple):
+        raise RenderError(f"{where} is not a list")
+    return [_tool_call(call, f"{where}[{i}]", arguments) for i, call in enumerate(calls)]
+
+
+def _tool_call(call: object, where: str, arguments: ArgumentsForm) -> dict[str, object]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise RenderError(f"{where} has no function")
+    name = function.get("name")
+    if not isinstance(name, str):
+        raise RenderError(f"{where}.function has no name")
+    value = _arguments(function.get("arguments"), f"{where}.function.arguments (of {name})", arguments)
+    return {**call, "function": {**function, "arguments": value}}
+
+
+def _arguments(value: object, where: str, form: ArgumentsForm) -> object:
+    if form == "as_is" or (form == "string" and isinstance(value, str)):
+        return value
+    if form == "string":
+        return json.dumps({} if value is None else value, ensure_ascii=False)
+    if value is None or value == "":
+        return {}  # a call without arguments, as some clients spell it
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RenderError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(value, Mapping):
+        raise RenderError(f"{where} is not a JSON object")
+    return value

@@ -1,0 +1,296 @@
+"""Turn by turn, a renderer gives the ids that it gives for the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.text.models import small_hf, small_renderer
+
+from tokentape_core.text import FAMILIES, CannotExtend, ChatRenderer, Prompt, RenderError
+
+Ids = npt.NDArray[np.int32]
+Message = dict[str, Any]
+
+TOOLS = [{"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": {}}}]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A real template of a family, and the dialogues in which it only ever appends."""
+
+    family: str
+    template: str
+    tools: bool = True
+    parallel_calls: bool = True
+    reasoning: bool = False
+    user_turns: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.template}"
+
+
+PROOFS = (
+    Proof("default", "qwen3_training", reasoning=True),
+    Proof("qwen2.5", "qwen2_5"),
+    Proof("qwen3", "qwen3_training"),
+    Proof("qwen3", "qwen3_training", reasoning=True),
+    Proof("qwen3", "qwen3_instruct_2507"),
+    Proof("qwen3", "qwen3", reasoning=True, user_turns=False),
+    Proof("qwen3.5", "qwen3_5_think", reasoning=True, user_turns=False),
+    Proof("qwen3.5", "qwen3_6_training", reasoning=True),
+    Proof("qwen3.5", "qwen3_8", reasoning=True),
+    Proof("llama3", "llama3", tools=False),
+    Proof("llama3", "llama3_1", parallel_calls=False),
+    Proof("llama3", "llama3_2", parallel_calls=False),
+    Proof("glm4", "glm4moe"),
+    Proof("glm4", "glm4moe", reasoning=True, user_turns=False),
+    Proof("glm4", "glm4moe_training"),
+)
+
+
+def test_every_family_is_proven() -> None:
+    """No row of the table goes without a real template."""
+    assert {proof.family for proof in PROOFS} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("proof", PROOFS, ids=str)
+def test_turn_by_turn_equals_the_whole(proof: Proof) -> None:
+    """Each prompt that is built from its parent's tokens has the ids of rendering all messages at once."""
+    renderer = small_renderer(proof.template, proof.family)
+    dialogue = _dialogue(proof)
+    tools = TOOLS if proof.tools else None
+    turns = [i for i, message in enumerate(dialogue) if message["role"] == "assistant"]
+    tokens = renderer.render(dialogue[: turns[0]], tools=tools)
+
+    for turn, following in zip(turns, [*turns[1:], len(dialogue)], strict=True):
+        tokens = np.concatenate([tokens, _sample(proof, dialogue[: turn + 1], tools)])
+        prompt = renderer.extend(tokens, dialogue[turn], dialogue[turn + 1 : following], tools=tools)
+        assert len(tokens) - prompt.keep <= renderer.max_trim_tokens
+        tokens = _joined(tokens, prompt)
+        np.testing.assert_array_equal(tokens, renderer.render(dialogue[:following], tools=tools))
+
+
+@pytest.mark.parametrize(
+    "family", sorted(name for name in FAMILIES if "system" in FAMILIES[name].append_roles)
+)
+def test_every_append_role_is_appended(family: str) -> None:
+    """A message of each allowed role comes out as in a rendering of the whole."""
+    proof = next(proof for proof in PROOFS if proof.family == family)
+    renderer = small_renderer(proof.template, family)
+    history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    for role in renderer.append_roles:
+        tokens = np.concatenate([renderer.render(history[:1]), _sample(proof, history, None)])
+        new = [{"role": role, "content": "42", "tool_call_id": "c"}]
+        prompt = renderer.extend(tokens, history[1], new)
+        np.testing.assert_array_equal(_joined(tokens, prompt), renderer.render([*history, *new]))
+
+
+def test_an_exact_resend_adds_only_the_boundary(renderer: ChatRenderer) -> None:
+    """Without new messages the suffix is the newline after the end token and the generation prompt."""
+    parent = _turn(renderer, "Hello<|im_end|>")
+
+    prompt = renderer.extend(parent, {"role": "assistant", "content": "Hello"}, [])
+
+    assert prompt.keep == len(parent)
+    assert _text(renderer, prompt.suffix) == "\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("ending", ["", "<|endoftext|>"], ids=["cut at its length", "another stop token"])
+def test_a_turn_without_end_token_is_closed_by_the_suffix(renderer: ChatRenderer, ending: str) -> None:
+    """All tokens of such a turn stay, and the suffix begins with the end token that the template writes."""
+    parent = _turn(renderer, f"Hello{ending}")
+
+    prompt = renderer.extend(parent, {"role": "assistant", "content": "Hello"}, [_user("go on")])
+
+    assert prompt.keep == len(parent)
+    assert _text(renderer, prompt.suffix) == (
+        "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "trimmed"), [("<|user|>", 1), ("<|observation|>", 1), ("", 0), ("<|endoftext|>", 0)]
+)
+def test_glm_drops_the_sampled_opener(ending: str, trimmed: int) -> None:
+    """The opener that GLM stops at is replaced by the one of the message that really follows."""
+    renderer = small_renderer("glm4moe", "glm4")
+    parent = _turn(renderer, f"\n<think></think>\nHello{ending}")
+
+    prompt = renderer.extend(parent, {"role": "assistant", "content": "Hello"}, [_user("go on")])
+
+    assert len(parent) - prompt.keep == trimmed <= renderer.max_trim_tokens
+    assert _text(renderer, prompt.suffix) == "<|user|>\ngo on<|assistant|>"
+
+
+def test_llama_accepts_the_end_of_a_built_in_call() -> None:
+    """<|eom_id|> ends a turn as <|eot_id|> does, and stays."""
+    renderer = small_renderer("llama3_1", "llama3")
+    parent = _turn(renderer, "<|python_tag|>1+1<|eom_id|>")
+
+    prompt = renderer.extend(
+        parent, {"role": "assistant", "content": "1+1"}, [{"role": "ipython", "content": "2"}]
+    )
+
+    assert prompt.keep == len(parent)
+    assert _text(renderer, prompt.suffix).startswith("<|start_header_id|>ipython")
+
+
+def test_the_history_has_no_influence(renderer: ChatRenderer) -> None:
+    """The suffix is the same after three tokens as after half a million."""
+    short = np.array([1, 2, 151_645], dtype=np.int32)
+    long = np.concatenate([np.zeros(500_000, dtype=np.int32), short])
+    assistant = {"role": "assistant", "content": "anything"}
+
+    after_short = renderer.extend(short, assistant, [_user("more")])
+    after_long = renderer.extend(long, assistant, [_user("more")])
+
+    np.testing.assert_array_equal(after_short.suffix, after_long.suffix)
+    assert after_long.keep == len(long)
+
+
+def test_broken_arguments_of_the_recorded_turn_do_not_matter(renderer: ChatRenderer) -> None:
+    """A conversation goes on after the model sampled a call whose arguments are not JSON."""
+    broken = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [_call(1) | {"function": _function('{"q": <|im_end|>')}],
+    }
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "no such tool"}
+
+    prompt = renderer.extend(_turn(renderer, "x<|im_end|>"), broken, [result])
+
+    assert _text(renderer, prompt.suffix) == (
+        "\n<|im_start|>user\n<tool_response>\nno such tool\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_role_that_cannot_be_appended_is_named(renderer: ChatRenderer) -> None:
+    """The refusal tells the role and the roles that would do."""
+    with pytest.raises(
+        CannotExtend, match=r"'assistant' cannot follow .* qwen3; allowed: system, tool, user"
+    ):
+        renderer.extend(_turn(renderer, "x"), {"role": "assistant"}, [{"role": "assistant", "content": "I"}])
+    with pytest.raises(CannotExtend, match=r"'system' cannot follow .* qwen3.5; allowed: tool, user"):
+        small_renderer("qwen3_8", "qwen3.5").extend(
+            np.array([1]), {"role": "assistant"}, [{"role": "system", "content": "I"}]
+        )
+
+
+@pytest.mark.parametrize("role", [None, ["user"], 7])
+def test_a_role_that_is_no_text_is_refused(renderer: ChatRenderer, role: object) -> None:
+    """Any JSON value may stand where a role should; it is refused like an unknown one."""
+    with pytest.raises(CannotExtend, match="cannot follow"):
+        renderer.extend(np.array([1]), {"role": "assistant"}, [{"role": role, "content": "x"}])
+
+
+def test_a_message_may_contain_the_sentinel(renderer: ChatRenderer) -> None:
+    """The dummy text is chosen so that no message contains it; if all are taken the renderer says so."""
+    text = "tokentape-sentinel-0 tokentape-sentinel-1"
+    prompt = renderer.extend(_turn(renderer, "x<|im_end|>"), {"role": "assistant"}, [_user(text)])
+    assert text in _text(renderer, prompt.suffix)
+
+    every = " ".join(f"tokentape-sentinel-{i}" for i in range(8))
+    with pytest.raises(CannotExtend, match="exactly once"):
+        renderer.extend(_turn(renderer, "x<|im_end|>"), {"role": "assistant"}, [_user(every)])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "exactly once"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content }}<|im_end|>{% endfor %}", "exactly once"),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            r"does not end an assistant's turn with <\|im_end\|>",
+        ),
+        ("{{ raise_exception('no system') }}", "no system"),
+    ],
+    ids=["assistant dropped", "assistant twice", "no end token", "refuses the dummies"],
+)
+def test_a_template_that_cannot_be_cut_is_never_guessed(
+    with_template: Any, template: str, reason: str
+) -> None:
+    """A renderer over such a template starts, and every extension is refused with the reason."""
+    with pytest.raises(CannotExtend, match=reason):
+        with_template(template).extend(np.array([1]), {"role": "assistant"}, [_user("x")])
+
+
+def test_a_recorded_call_without_function_is_an_error(renderer: ChatRenderer) -> None:
+    """A tool call that is not one is not skipped."""
+    with pytest.raises(RenderError, match="has no function"):
+        renderer.extend(np.array([1]), {"role": "assistant", "tool_calls": [{"id": "x"}]}, [])
+
+
+def _dialogue(proof: Proof) -> list[Message]:
+    calls = (1, 2) if proof.parallel_calls else (1,)
+    steps = [_step(proof, calls, "Looking."), _step(proof, calls, "")] if proof.tools else []
+    opening = [{"role": "system", "content": "Help."}, _user("Find  it.\n")]
+    closing = [
+        _answer(proof, "Found."),
+        _user("More\n\n"),
+        _answer(proof, "That is all."),
+        _user("So"),
+        _user("end"),
+    ]
+    return [
+        *opening,
+        *(message for step in steps for message in step),
+        *(closing if proof.user_turns else []),
+    ]
+
+
+def _step(proof: Proof, calls: Sequence[int], content: str) -> list[Message]:
+    assistant = _answer(proof, content) | {"tool_calls": [_call(i) for i in calls]}
+    return [
+        assistant,
+        *({"role": "tool", "tool_call_id": f"call_{i}", "content": f"{i} hit\n"} for i in calls),
+    ]
+
+
+def _answer(proof: Proof, content: str) -> Message:
+    message = {"role": "assistant", "content": content}
+    return message | {"reasoning_content": "Let me see."} if proof.reasoning else message
+
+
+def _call(i: int) -> Message:
+    return {"id": f"call_{i}", "type": "function", "function": _function({"q": f"x{i}", "n": i})}
+
+
+def _function(arguments: object) -> Message:
+    return {"name": "search", "arguments": arguments}
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _sample(proof: Proof, messages: list[Message], tools: Any) -> Ids:
+    """What a model that follows the template would sample as the last message, its stop token included."""
+    hf = small_hf(proof.template, proof.family)
+    before = hf.apply_chat_template(messages[:-1], tools=tools, tokenize=False, add_generation_prompt=True)
+    after = hf.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert after.startswith(before)
+    stop = {"llama3": "<|eot_id|>", "glm4": "<|user|>"}.get(proof.family, "<|im_end|>")
+    if proof.family == "glm4" and messages[-1].get("tool_calls"):
+        stop = "<|observation|>"
+    text = after[len(before) :].split(stop)[0] + stop
+    return np.array(hf.encode(text, add_special_tokens=False), dtype=np.int32)
+
+
+def _turn(renderer: ChatRenderer, output: str) -> Ids:
+    prompt = renderer.render([_user("hi")])
+    return np.concatenate([prompt, np.array(renderer.tokenizer.encode(output), dtype=np.int32)])
+
+
+def _joined(parent: Ids, prompt: Prompt) -> Ids:
+    return np.concatenate([parent[: prompt.keep], prompt.suffix])
+
+
+def _text(renderer: ChatRenderer, ids: Ids) -> str:
+    return renderer.tokenizer.decode(ids)
