@@ -1,9 +1,7 @@
 """An API process in this process: the real application over a scripted engine and a store in memory."""
 
-import inspect
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import fakeredis
@@ -11,6 +9,7 @@ import httpx
 import pytest
 from arq.connections import ArqRedis
 
+from tests.support.scripted import ScriptedEngine
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
@@ -22,8 +21,6 @@ from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
-Answer = Callable[[dict[str, Any]], httpx.Response | Awaitable[httpx.Response]]
-
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
@@ -31,57 +28,6 @@ def tokenizer() -> Tokenizer:
     hf = small_tokenizer()
     hf.chat_template = chat_template("qwen3_training")
     return Tokenizer(hf)
-
-
-@dataclass
-class ScriptedEngine:
-    """An SGLang server that says what a test tells it to, and remembers what it was asked."""
-
-    tokenizer: Tokenizer
-    requests: list[httpx.Request] = field(default_factory=list)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    answer: Answer | None = None
-    take_over: Callable[[httpx.Request], httpx.Response] | None = None
-    texts: list[str] = field(default_factory=list)
-
-    async def handle(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        if self.take_over is not None:
-            return self.take_over(request)
-        if request.url.path == "/health":
-            return httpx.Response(200)
-        if request.url.path != "/v1/chat/completions":
-            return httpx.Response(200, json={"path": request.url.path, "body": request.content.decode()})
-        body = json.loads(request.content)
-        self.bodies.append(body)
-        if self.answer is not None:
-            answer = self.answer(body)
-            return await answer if inspect.isawaitable(answer) else answer
-        return httpx.Response(200, json=self.reply(body, self.texts.pop(0) if self.texts else "fine"))
-
-    def reply(self, body: dict[str, Any], text: str, **changes: Any) -> dict[str, Any]:
-        """A good answer of this text; `changes` replace parts of the message, the choice or `meta_info`."""
-        ids = self.tokenizer.encode(text + "<|im_end|>")
-        message = {"role": "assistant", "content": text, "tool_calls": None, **changes.get("message", {})}
-        meta = {
-            "id": "r",
-            "prompt_tokens": len(body["input_ids"]),
-            "completion_tokens": len(ids),
-            "cached_tokens": 0,
-            "weight_version": "1",
-            "output_token_logprobs": [[-0.5 - i / 100, token, None] for i, token in enumerate(ids)],
-            **changes.get("meta", {}),
-        }
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "meta_info": meta}
-        return {
-            "id": f"chatcmpl-{len(self.bodies)}",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "scripted",
-            "choices": [{**choice, **changes.get("choice", {})}],
-            "usage": {"prompt_tokens": len(body["input_ids"]), "completion_tokens": len(ids)},
-            **changes.get("answer", {}),
-        }
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.conftest import OpenSession, ScriptedEngine
+from tests.api.conftest import OpenSession
+from tests.support.scripted import ScriptedEngine
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ async def test_drifting_tokens_are_kept(
 async def test_what_the_server_owns_cannot_be_overridden(
     session: OpenSession, engine: ScriptedEngine
 ) -> None:
-    """input_ids, logprobs, meta info, trimming, streaming and replay flags are the server's, all else passes."""
+    """input_ids, logprobs, meta info, trimming and replay flags are the server's; all else passes."""
     await session.chat(
         USER,
         input_ids=[1, 2],
@@ -93,7 +94,7 @@ async def test_what_the_server_owns_cannot_be_overridden(
 
 
 async def test_headers(session: OpenSession, engine: ScriptedEngine) -> None:
-    """The engine gets the routing key and the client's headers, but neither credentials nor hop-by-hop ones."""
+    """The engine gets the routing key and the client's headers, less credentials and hop-by-hop ones."""
     await session.api.post(
         f"{session.url}/v1/chat/completions",
         json={"messages": [USER]},
@@ -169,7 +170,7 @@ async def test_retry_becomes_the_head(session: OpenSession, engine: ScriptedEngi
 
 
 async def test_long_jump_is_refused(session: OpenSession, engine: ScriptedEngine) -> None:
-    """A linear session steps back over one turn at most; the refusal names the message and changes nothing."""
+    """A linear session steps back over one turn at most; a refusal names the message, changes nothing."""
     messages = [USER]
     for _ in range(3):
         answer = (await session.chat(*messages)).json()["choices"][0]["message"]

@@ -3,7 +3,8 @@
 import httpx
 import pytest
 
-from tests.api.conftest import OpenSession, ScriptedEngine
+from tests.api.conftest import OpenSession
+from tests.support.scripted import ScriptedEngine
 
 
 async def test_forwards_to_the_engine(session: OpenSession, engine: ScriptedEngine) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.conftest import OpenSession, ScriptedEngine
+from tests.api.conftest import OpenSession
+from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import limits
 from tokentape_contracts.errors import BY_CODE, TABLE
 

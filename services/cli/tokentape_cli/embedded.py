@@ -19,6 +19,8 @@ START_TIMEOUT_S: Final = 10.0
 """The server must answer within this time."""
 STOP_TIMEOUT_S: Final = 5.0
 """After SIGTERM the server has this long before it is killed."""
+DATABASES: Final = 1024
+"""Databases of the server, numbered from 0; Tokentape needs one, tests take one each."""
 _POLL_S: Final = 0.005
 _LOG_LINES: Final = 15
 _TRIES: Final = 3
@@ -150,6 +152,7 @@ class EmbeddedValkey:
         lines = [
             "bind 127.0.0.1",
             f"port {port}",
+            f"databases {DATABASES}",
             f"requirepass {self._password}",
             f'dir "{directory}"',
             'save ""',

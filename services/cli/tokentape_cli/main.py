@@ -105,13 +105,13 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.demo import add_arguments
+    from tokentape_cli.demo.options import add_arguments
 
     add_arguments(parser)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.demo import run
+    from tokentape_cli.demo.run import run
 
     return run(arguments)
 

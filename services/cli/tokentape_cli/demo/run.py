@@ -1,0 +1,129 @@
+"""The demo from start to verdict."""
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokentape_cli import options, up
+from tokentape_cli.demo.agent import Agent
+from tokentape_cli.demo.show import legend, show, uses_color
+from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
+from tokentape_cli.options import Setting
+from tokentape_cli.processes import ProcessEnded, Processes, answers
+from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_driver import RolloutSample, TokentapeClient, rollout
+
+_ENGINE_READY_S = 180.0
+_QUESTIONS = (
+    ("Add the degrees of Rome and Oslo.", "What is 3 plus 4?"),
+    ("What is the weather in Paris?", "And in Lima?", "And in Tokyo?"),
+    ("Which is warmer, Cairo or Oslo?",),
+    ("What is 2 plus 5 plus 8?", "What is the capital of Peru?"),
+    ("What is the weather in the capital of Japan?", "And in Rome?"),
+    ("Add the degrees of the capital of Egypt and Lima.",),
+    ("What is the capital of France?", "What is the weather in Paris?"),
+    ("What is 9 plus 6?", "Which is warmer, Lima or Tokyo?"),
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0 if every agent's sample was collected and verified."""
+    try:
+        with contextlib.ExitStack() as stack:
+            processes = stack.enter_context(Processes())
+            with _step("starting the reference engine (trains its tiny model the first time)"):
+                engine_url = _start_engine(processes, arguments.model_dir)
+            with _step("starting Valkey, a worker and the API"):
+                valkey = stack.enter_context(EmbeddedValkey())
+                settings = _settings(engine_url, arguments.model_dir, valkey.url)
+                up.start(processes, settings)
+            with _step(f"{arguments.agents} agents talk to the model through Tokentape"):
+                samples = asyncio.run(_play(up.api_url(settings), arguments.agents))
+        return _report(samples, arguments.model_dir)
+    except (EmbeddedValkeyError, ProcessEnded, TimeoutError) as error:
+        print(f"tokentape demo: {error}", file=sys.stderr)
+        return 1
+
+
+async def _play(url: str, agents: int) -> list[RolloutSample]:
+    """All episodes at once; each is one session, one POST and one DELETE."""
+    async with TokentapeClient(url) as client:
+        episodes = [
+            rollout(Agent(_QUESTIONS[i % len(_QUESTIONS)]), RolloutSample(index=i), client=client)
+            for i in range(agents)
+        ]
+        return list(await asyncio.gather(*episodes))
+
+
+def _report(samples: list[RolloutSample], model_dir: str) -> int:
+    """Shows and verifies every sample; the exit code says whether all were right."""
+    from tokentape_cli.demo.verify import TOLERANCE, largest_difference, load_model
+
+    color = uses_color()
+    tokenizer = Tokenizer.load(model_dir)
+    model = load_model(model_dir)
+    verified, worst = 0, 0.0
+    print(f"\nEvery token of every sample: {legend(color)}.")
+    for sample in samples:
+        questions = " / ".join(sample.metadata.get("questions", []))
+        print("\n" + show(sample, tokenizer, f"agent {sample.index}: {questions}", color=color))
+        if sample.metadata.get("agent_error") or not sample.loss_mask:
+            print(f"  not collected: {sample.metadata.get('agent_error') or sample.metadata}")
+            continue
+        difference = largest_difference(sample, model)
+        is_right = difference <= TOLERANCE
+        verified += is_right
+        worst = max(worst, difference)
+        verdict = "verified" if is_right else "WRONG"
+        print(
+            f"  {verdict}: recomputed log-probs differ by at most {difference:.1e} (allowed {TOLERANCE:.0e})"
+        )
+    tokens = sum(len(sample.tokens) for sample in samples)
+    sampled = sum(sum(sample.loss_mask or []) for sample in samples)
+    calls = sum(sample.metadata.get("tool_calls", 0) for sample in samples)
+    print(
+        f"\n{verified} of {len(samples)} samples verified: {tokens} tokens, {sampled} of them sampled, "
+        f"{calls} tool calls, largest log-prob difference {worst:.1e}"
+    )
+    return 0 if verified == len(samples) else 1
+
+
+def _start_engine(processes: Processes, model_dir: str) -> str:
+    port = _free_port()
+    Path(model_dir).parent.mkdir(parents=True, exist_ok=True)
+    processes.start("engine", ["engine", "--port", str(port), "--model-dir", model_dir])
+    url = f"http://127.0.0.1:{port}"
+    processes.wait_until(lambda: answers(f"{url}/health"), "the engine", _ENGINE_READY_S)
+    return url
+
+
+def _settings(engine_url: str, model_dir: str, redis_url: str) -> dict[str, Setting]:
+    chosen = {
+        "engine-url": engine_url,
+        "tokenizer": model_dir,
+        "family": "qwen3",
+        "redis-url": redis_url,
+        "port": _free_port(),
+    }
+    defaults = {name: Setting(option.default, "default") for name, option in options.OPTIONS.items()}
+    return {**defaults, **{name: Setting(value, "demo") for name, value in chosen.items()}}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _step(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    print(f"• {what} …", flush=True)
+    yield
+    print(f"  done in {time.monotonic() - began:.1f} s", flush=True)

@@ -1,0 +1,58 @@
+"""A sample for a person: which tokens were sampled, and which the environment inserted."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_driver import RolloutSample
+
+_SAMPLED, _INSERTED, _BOLD, _RESET = "\033[32m", "\033[90m", "\033[1m", "\033[0m"
+
+
+def uses_color() -> bool:
+    """Whether standard output is a terminal that wants colours (https://no-color.org)."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def legend(color: bool) -> str:
+    """What the two colours, or the brackets in their place, mean."""
+    sampled = _paint("sampled by the model", True, color)
+    return f"{sampled}, {_paint('inserted by the environment', False, color)}"
+
+
+def show(sample: RolloutSample, tokenizer: Tokenizer, title: str, *, color: bool) -> str:
+    """The sample's turns in full text, then length, mask sum and status."""
+    mask = sample.loss_mask or []
+    first = len(sample.tokens) - len(mask)
+    lines = [f"{_BOLD}{title}{_RESET}" if color else title]
+    lines.append(_indent("prompt", _paint(tokenizer.decode(sample.tokens[:first]), False, color)))
+    turn = 0
+    for start, end, sampled in _spans(mask):
+        turn += sampled
+        text = tokenizer.decode(sample.tokens[first + start : first + end])
+        lines.append(_indent(f"turn {turn}" if sampled else "", _paint(text, sampled, color)))
+    status = sample.status.value if sample.status else "-"
+    lines.append(f"  {len(sample.tokens)} tokens, {sum(mask)} sampled in {turn} turns, {status}")
+    return "\n".join(lines)
+
+
+def _spans(mask: list[int]) -> Iterator[tuple[int, int, bool]]:
+    start = 0
+    for i in range(1, len(mask) + 1):
+        if i == len(mask) or mask[i] != mask[start]:
+            yield start, i, bool(mask[start])
+            start = i
+
+
+def _paint(text: str, sampled: bool, color: bool) -> str:
+    if not color:
+        return f"«{text}»" if sampled else text
+    paint = _SAMPLED if sampled else _INSERTED
+    # Painted line by line: a pager or a cut line would otherwise carry a colour on.
+    return "\n".join(f"{paint}{line}{_RESET}" for line in text.split("\n"))
+
+
+def _indent(label: str, text: str) -> str:
+    first, *rest = text.split("\n")
+    return "\n".join([f"  {label:>7} │ {first}", *(f"  {'':>7} │ {line}" for line in rest)])

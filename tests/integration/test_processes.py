@@ -1,0 +1,125 @@
+"""The command's processes: how they start, fail and stop."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.processes import Fleet, free_port, wait_for, wait_until
+
+
+def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "tokentape_cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mention"),
+    [
+        (("api",), "--engine-url is needed (or TOKENTAPE_ENGINE_URL)"),
+        (("up", "--engine-url", "http://e"), "--tokenizer is needed (or TOKENTAPE_TOKENIZER)"),
+        (("api", "--engine-url", "e:1", "--tokenizer", "t", "--redis-url", "redis://r"), "must be a URL"),
+        (("config", "--family", "none"), "--family must be one of"),
+        (("config", "--port", "x"), "--port 'x'"),
+        (("config", "--workers", "0"), "at least 1"),
+        (("config", "--chat-template", "/no/such.jinja"), "there is no file"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], mention: str) -> None:
+    """Wrong usage is exit code 2 and one sentence that names the option."""
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert mention in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_unknown_environment_variable() -> None:
+    """A misspelt TOKENTAPE_… variable is refused."""
+    result = run("config", TOKENTAPE_ENGINE="http://e")
+    assert result.returncode == 2
+    assert "TOKENTAPE_ENGINE is unknown" in result.stderr
+
+
+def test_config_masks_secrets() -> None:
+    """`config` shows where each value came from, and no password."""
+    result = run(
+        "config", "--workers", "3", TOKENTAPE_REDIS_URL="redis://me:hunter2@host:1/0", TOKENTAPE_PORT="81"
+    )
+    assert result.returncode == 0
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()}
+    assert rows["TOKENTAPE_REDIS_URL"] == ["redis://me:***@host:1/0", "environment"]
+    assert rows["TOKENTAPE_PORT"] == ["81", "environment"]
+    assert rows["TOKENTAPE_WORKERS"] == ["3", "flag"]
+    assert rows["TOKENTAPE_FAMILY"] == ["default", "default"]
+    assert rows["TOKENTAPE_TOKENIZER"] == ["-", "not", "set"]
+    assert "hunter2" not in result.stdout + result.stderr
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer that is not there ends either process at once, with a message and no traceback."""
+    missing = str(tmp_path / "none")
+    api = run(
+        *("api", "--engine-url", "http://e", "--tokenizer", missing, "--redis-url", "redis://127.0.0.1:1/0")
+    )
+    assembler = run("assembler", "--tokenizer", missing, "--redis-url", "redis://127.0.0.1:1/0")
+    for result in (api, assembler):
+        assert result.returncode != 0
+        assert "none" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_sigterm_ends_cleanly(system: Fleet) -> None:
+    """Both processes end with exit code 0 on SIGTERM."""
+    api, _ = system.api()
+    assembler = system.assembler()
+    assert (api.stop(), assembler.stop()) == (0, 0)
+
+
+def test_up_runs_everything_and_one_interrupt_stops_it(system: Fleet) -> None:
+    """`tokentape up` brings its own server; one SIGINT stops all of its processes."""
+    port = free_port()
+    up = system.tokentape(
+        *("up", "--engine-url", system.engine_url, "--tokenizer", str(system.tokenizer)),
+        *("--family", "qwen3", "--port", str(port)),
+    )
+    url = f"http://127.0.0.1:{port}"
+    wait_until(lambda: "ready at" in up.output(), up)
+    wait_for(f"{url}/ready", up)
+    opened = httpx.post(f"{url}/sessions", trust_env=False).json()["session_id"]
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    session = f"{url}/sessions/{opened}"
+    assert httpx.post(f"{session}/v1/chat/completions", json=chat, trust_env=False).status_code == 200
+    assert httpx.post(f"{session}/samples", trust_env=False, timeout=20.0).status_code == 200
+    children = _children(up.process.pid)
+    assert len(children) >= 3
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(30) == 0
+    assert [pid for pid in children if _is_running(pid)] == []
+
+
+def test_up_says_which_process_failed(system: Fleet, tmp_path: Path) -> None:
+    """If a part cannot start, `up` ends with exit code 1 and names it."""
+    up = system.tokentape(
+        *("up", "--engine-url", system.engine_url, "--tokenizer", str(tmp_path / "none")),
+        *("--port", str(free_port())),
+    )
+    assert up.process.wait(60) == 1
+    assert "process ended with exit code" in up.output()
+
+
+def _children(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def _is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

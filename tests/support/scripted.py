@@ -1,0 +1,98 @@
+"""An SGLang server that says what a test tells it to."""
+
+import inspect
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tokentape_core.text.tokenizer import Tokenizer
+
+Answer = Callable[[dict[str, Any]], httpx.Response | Awaitable[httpx.Response]]
+
+
+@dataclass
+class ScriptedEngine:
+    """An SGLang server that says what a test tells it to, and remembers what it was asked."""
+
+    tokenizer: Tokenizer
+    requests: list[httpx.Request] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    answer: Answer | None = None
+    take_over: Callable[[httpx.Request], httpx.Response] | None = None
+    texts: list[str] = field(default_factory=list)
+
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if self.take_over is not None:
+            return self.take_over(request)
+        if request.url.path == "/health":
+            return httpx.Response(200)
+        if request.url.path != "/v1/chat/completions":
+            return httpx.Response(200, json={"path": request.url.path, "body": request.content.decode()})
+        body = json.loads(request.content)
+        self.bodies.append(body)
+        if self.answer is not None:
+            answer = self.answer(body)
+            return await answer if inspect.isawaitable(answer) else answer
+        return httpx.Response(200, json=self.reply(body, self.texts.pop(0) if self.texts else "fine"))
+
+    def reply(self, body: dict[str, Any], text: str, **changes: Any) -> dict[str, Any]:
+        """A good answer of this text; `changes` replace parts of the message, the choice or `meta_info`."""
+        ids = self.tokenizer.encode(text + "<|im_end|>")
+        message = {"role": "assistant", "content": text, "tool_calls": None, **changes.get("message", {})}
+        meta = {
+            "id": "r",
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "weight_version": "1",
+            "output_token_logprobs": [[-0.5 - i / 100, token, None] for i, token in enumerate(ids)],
+            **changes.get("meta", {}),
+        }
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "meta_info": meta}
+        return {
+            "id": f"chatcmpl-{len(self.bodies)}",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "scripted",
+            "choices": [{**choice, **changes.get("choice", {})}],
+            "usage": {"prompt_tokens": len(body["input_ids"]), "completion_tokens": len(ids)},
+            **changes.get("answer", {}),
+        }
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Listens on loopback, in a thread of its own; yields the base URL."""
+
+        async def endpoint(request: Request) -> Response:
+            sent = httpx.Request(
+                request.method, str(request.url), headers=request.headers.raw, content=await request.body()
+            )
+            reply = await self.handle(sent)
+            return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
+
+        methods = ["GET", "POST", "PUT", "DELETE"]
+        app = Starlette(routes=[Route("/{path:path}", endpoint, methods=methods)])
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the scripted engine did not start")
+            threading.Event().wait(0.01)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
