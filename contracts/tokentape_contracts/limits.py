@@ -67,3 +67,32 @@ LEASE_S: Final = 2.0
 """A worker renews its claim on a running job; a killed worker's job runs again after this."""
 REPLY_STREAM_LENGTH: Final = 10_000
 """Announcements kept for one API process; a missed one is found by reading the result key."""
+REPLY_STREAM_S: Final = 3600
+"""The reply stream of an API process that is gone expires after this."""
+JOB_TRIES: Final = 5
+"""A job that took so many workers down with it is `assembly_failed`."""
+QUEUE_READ: Final = 512
+"""Queue entries that a worker looks at for a free job. Running jobs stay in the queue, so this must be well
+above the executors of the whole fleet."""
+CHILD_START_S: Final = 120.0
+"""A worker's child process must have loaded its tokenizer within this."""
+
+# Driver
+DRIVER_OPEN_S: Final = 30.0
+"""Opening a session; beyond it `TransportError`."""
+DRIVER_COLLECT_S: Final = 120.0
+"""A collect's total time if the caller names none; beyond it `CollectTimeout`."""
+DRIVER_HEAD_START: Final = 0.1
+"""The part of a collect's deadline by which the server's own ends earlier …"""
+DRIVER_HEAD_START_MAX_S: Final = 10.0
+"""… and its greatest length: the default of 120 s leaves the server
+its own default of 110 s."""
+DRIVER_DELETE_S: Final = 5.0
+"""A DELETE; beyond it `TransportError`, and the session expires by itself."""
+DRIVER_KEEP_ALIVE_S: Final = 2.0
+"""Idle connections are dropped before common servers drop theirs (5 s): a POST that meets a connection which
+is just being closed fails, and is not repeated."""
+DRIVER_QUOTED_BODY_CHARS: Final = 500
+"""How much of a foreign body an error quotes."""
+DRIVER_AGENT_ERROR_CHARS: Final = 2000
+"""How much of an agent's exception becomes metadata."""

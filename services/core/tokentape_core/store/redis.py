@@ -93,7 +93,7 @@ def connect(url: str, *, timeout_s: float | None = _SOCKET_TIMEOUT_S) -> redis.a
         timeout=limits.STORE_RETRY_S,
         socket_timeout=timeout_s,
         socket_connect_timeout=_SOCKET_TIMEOUT_S,
-        socket_keepalive=True,
+        **({} if url.startswith("unix:") else {"socket_keepalive": True}),
         health_check_interval=30,
         retry=_UntilDeadline(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), -1),
         retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],

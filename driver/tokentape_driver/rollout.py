@@ -1,0 +1,136 @@
+"""One episode: open a session, run the agent, collect the sample."""
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
+from numbers import Real
+from typing import Any, Final
+
+from tokentape_contracts import limits
+from tokentape_contracts.errors import DeadlineExceeded
+from tokentape_contracts.samples import Status
+from tokentape_driver.client import TokentapeClient
+from tokentape_driver.errors import CollectTimeout, ContractMismatch, TransportError
+from tokentape_driver.sample import S, check_input, require_field, set_status
+from tokentape_driver.session import samples_body
+
+logger = logging.getLogger("tokentape.driver")
+
+Agent = Callable[[str, S], Awaitable[Mapping[str, Any] | None]]
+"""`await agent(openai_base_url, sample)` plays the episode and returns metadata for the sample, or None."""
+
+AGENT_ERROR: Final = "agent_error"
+"""Metadata key: the text of the exception that the agent raised."""
+ABORT_REASON: Final = "abort_reason"
+"""Metadata key: why there are no new tokens."""
+
+
+async def rollout(
+    agent: Agent[S],
+    sample: S,
+    *,
+    client: TokentapeClient,
+    max_seq_len: int | None = None,
+    deadline_s: float = limits.DRIVER_COLLECT_S,
+    labels: Mapping[str, Any] | None = None,
+    pins: Mapping[str, Any] | None = None,
+) -> S:
+    """Plays one episode and returns its sample: a copy of the input with the computed fields set.
+
+    If the agent raises, what was recorded by then is still collected; the exception is logged and becomes
+    `metadata["agent_error"]`. The sample is `aborted`, with the input's tokens and a text in
+    `metadata["abort_reason"]`, if there is nothing to train on (`no_records`, `all_truncated`), or if the
+    collect timed out on either side or got no answer: such a failure costs one sample, not the run.
+    Everything else is raised. The session is deleted in every case, also when this task is cancelled.
+
+    Args:
+        agent: gets the session's OpenAI base URL and the input sample itself. It may return metadata;
+            `agent_metrics.total_tool_time` in it, in seconds, becomes `sample.non_generation_time`.
+        sample: not changed by this function.
+        max_seq_len: longest sample in tokens, prompt included.
+        deadline_s: of the collect; the agent's own time is not limited.
+        labels, pins: as in `TokentapeClient.open_session`.
+
+    Raises:
+        LeftoverState, CannotOverlay, InvalidRequest: the arguments are wrong; found before the agent runs.
+        TypeError, ValueError: the agent returned something else than metadata, or a bad `total_tool_time`.
+        TokentapeError: opening failed, or the collect failed other than by a timeout or a lost connection.
+    """
+    check_input(sample)
+    samples_body(max_seq_len, deadline_s)
+    session = await client.open_session("linear", labels=labels, pins=pins)
+    agent_error: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    try:
+        try:
+            metadata = await agent(session.openai_base_url, sample)
+        except Exception as error:
+            logger.exception("agent failed in session %s; collecting what it recorded", session.id)
+            agent_error = f"{type(error).__qualname__}: {error}"[: limits.DRIVER_AGENT_ERROR_CHARS]
+        tool_time_s = _tool_time(metadata)
+        if tool_time_s is not None:
+            require_field(sample, "non_generation_time", tool_time_s)
+        check_input(sample)  # again: the agent had it in its hands
+    except BaseException:
+        await session.discard()
+        raise
+
+    try:
+        collected = await session.collect_samples(
+            sample, max_seq_len=max_seq_len, metadata=metadata, deadline_s=deadline_s
+        )
+    except (TransportError, CollectTimeout, DeadlineExceeded) as error:
+        logger.warning("session %s: the sample is aborted: %s", session.id, error)
+        return _aborted(sample, f"{type(error).__qualname__}: {error}", agent_error)
+    if not collected.samples:
+        logger.warning("session %s: the sample is aborted: %s", session.id, collected.empty_reason)
+        return _aborted(sample, collected.empty_reason or "empty reply", agent_error)
+    if len(collected.samples) != 1:
+        raise ContractMismatch(
+            f"collect: a linear session gave {len(collected.samples)} samples instead of one"
+        )
+    [result] = collected.samples
+    if tool_time_s is not None:
+        setattr(result, "non_generation_time", tool_time_s)  # noqa: B010
+    _note(result, {AGENT_ERROR: agent_error}, metadata)
+    return result
+
+
+def _tool_time(metadata: object) -> float | None:
+    """`agent_metrics.total_tool_time` of what the agent returned, in seconds."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"the agent must return a dict or None, not {type(metadata).__qualname__}")
+    metrics = metadata.get("agent_metrics")
+    if metrics is None:
+        return None
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"agent_metrics must be a dict, not {type(metrics).__qualname__}")
+    seconds = metrics.get("total_tool_time")
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise TypeError(f"agent_metrics.total_tool_time must be a number of seconds, not {seconds!r}")
+    value = float(seconds)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"agent_metrics.total_tool_time must be at least 0 seconds, not {seconds!r}")
+    return value
+
+
+def _aborted(sample: S, reason: str, agent_error: str | None) -> S:
+    result = deepcopy(sample)
+    set_status(result, Status.ABORTED)
+    _note(result, {AGENT_ERROR: agent_error, ABORT_REASON: reason})
+    return result
+
+
+def _note(sample: Any, notes: Mapping[str, str | None], said: Mapping[str, Any] | None = None) -> None:
+    """Sets our own metadata keys, and clears those of an earlier try: trainers send aborted samples again.
+
+    What the agent `said` itself under these keys is kept.
+    """
+    stale = {AGENT_ERROR, ABORT_REASON} - (said or {}).keys()
+    kept = {key: value for key, value in (sample.metadata or {}).items() if key not in stale}
+    sample.metadata = {**kept, **{key: text for key, text in notes.items() if text is not None}}

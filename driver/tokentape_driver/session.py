@@ -1,0 +1,205 @@
+"""One recorded session: where the agent talks to, the collect that ends it, and its DELETE."""
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import httpx
+import orjson
+
+from tokentape_contracts import limits
+from tokentape_contracts.errors import InvalidRequest, SessionNotFound
+from tokentape_contracts.http import (
+    ACCEPT_CONTRACT_HEADER,
+    CONTRACT_HEADER,
+    DIGEST_HEADER,
+    SamplesRequest,
+)
+from tokentape_contracts.samples import SUPPORTED_CONTRACTS, MalformedSamples, SamplesReply, decode_samples
+from tokentape_driver.errors import (
+    ContractMismatch,
+    TransportError,
+    collect_timeout,
+    error_of_reply,
+    transport_error,
+    unexpected,
+)
+from tokentape_driver.sample import S, check_input, overlay
+
+logger = logging.getLogger("tokentape.driver")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collected(Generic[S]):
+    """What a collect gave.
+
+    Attributes:
+        samples: copies of the input with the computed fields set; empty if `empty_reason` says why.
+        session_metadata: about the whole session; always has `accumulated_token_ids` and `max_trim_tokens`.
+        empty_reason: `no_records`, `all_truncated`, or None.
+    """
+
+    samples: list[S]
+    session_metadata: dict[str, Any]
+    empty_reason: str | None
+
+
+class Session:
+    """An open session of a `TokentapeClient`, which makes it.
+
+    Attributes:
+        id: the session's id.
+        url: `{base_url}/sessions/{id}`, for agents that append `/v1` themselves, as those of Miles do.
+        openai_base_url: `{url}/v1`, the `base_url` of an OpenAI SDK.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, session_id: str, url: str) -> None:
+        self._http = http
+        self.id = session_id
+        self.url = url
+        self.openai_base_url = f"{url}/v1"
+
+    def __repr__(self) -> str:
+        return f"Session({self.url!r})"
+
+    async def collect_samples(
+        self,
+        input_sample: S,
+        *,
+        max_seq_len: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        deadline_s: float = limits.DRIVER_COLLECT_S,
+    ) -> Collected[S]:
+        """Ends the session and returns its samples: exactly one POST, never repeated, then one DELETE.
+
+        Returns or raises within `deadline_s + limits.DRIVER_DELETE_S`. The server is given a little less
+        than `deadline_s`, so that its own 504, which knows more, comes first. The reply is decoded in a
+        thread: other agents on this event loop go on. The DELETE is sent whatever became of the POST, also
+        when this task is cancelled; its failure is logged and never raised.
+
+        Args:
+            input_sample: what the samples are copies of; not changed.
+            max_seq_len: longest sample in tokens, prompt included; at least 1.
+            metadata: the agent's own, any objects; it stays on this side. A sample's metadata is the input's,
+                then this, then the server's, then the session's; the last one wins.
+            deadline_s: seconds for everything but the DELETE.
+
+        Raises:
+            LeftoverState, CannotOverlay, InvalidRequest: the arguments are wrong. Nothing was sent, the
+                session is still open.
+            TransportError, CollectTimeout, UnexpectedReply, ContractMismatch: see `errors`.
+            TokentapeError: any class of the server's table, for a reply that names it.
+            CannotOverlay: also for a delivered field that the sample's class lacks.
+        """
+        check_input(input_sample)
+        body = samples_body(max_seq_len, deadline_s)
+        try:
+            reply = await self._post_samples(body, deadline_s)
+        finally:
+            await self.discard()
+        agent = metadata or {}
+        samples = [
+            overlay(
+                {**values, "metadata": {**agent, **values["metadata"], **reply.session_metadata}},
+                input_sample,
+            )
+            for values in reply.samples
+        ]
+        return Collected(samples, reply.session_metadata, reply.empty_reason)
+
+    async def delete(self) -> None:
+        """Seals the session. May be repeated; an unknown session is only a warning in the log.
+
+        Raises:
+            TransportError: no answer within `limits.DRIVER_DELETE_S`.
+            TokentapeError: the server refused.
+        """
+        url = httpx.URL(self.url)
+        try:
+            async with asyncio.timeout(limits.DRIVER_DELETE_S):
+                response = await self._http.delete(url)
+        except httpx.RequestError as error:
+            raise transport_error(error, "delete", url) from error
+        except TimeoutError as error:
+            host = url.netloc.decode("ascii")
+            raise TransportError(
+                f"delete: {host}: no answer within {limits.DRIVER_DELETE_S:g} s", stage="delete", host=host
+            ) from error
+        if response.is_success:
+            return
+        refusal = error_of_reply(response, "delete")
+        if not isinstance(refusal, SessionNotFound):
+            raise refusal
+        logger.warning("DELETE %s: %s", self.url, refusal.detail)
+
+    async def discard(self) -> None:
+        """`delete` for a `finally`: a failure is logged and does not hide what happened before."""
+        try:
+            await self.delete()
+        except Exception as error:
+            logger.warning("DELETE %s failed; the session expires when idle: %r", self.url, error)
+
+    async def _post_samples(self, body: bytes, deadline_s: float) -> SamplesReply:
+        url = httpx.URL(f"{self.url}/samples")
+        headers = {
+            ACCEPT_CONTRACT_HEADER: ",".join(map(str, SUPPORTED_CONTRACTS)),
+            "Content-Type": "application/json",
+        }
+        response: httpx.Response | None = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                # Streamed only so that a timeout can tell whether the headers had come, and what they said.
+                async with self._http.stream("POST", url, content=body, headers=headers) as response:
+                    await response.aread()
+                if not response.is_success:
+                    raise error_of_reply(response, "collect")
+                return await asyncio.to_thread(read_reply, response)
+        except httpx.RequestError as error:
+            raise transport_error(error, "collect", url) from error
+        except TimeoutError as error:
+            came = (response.headers, response.num_bytes_downloaded) if response is not None else (None, 0)
+            raise collect_timeout(deadline_s, url, *came) from error
+
+
+def samples_body(max_seq_len: int | None, deadline_s: float) -> bytes:
+    """The body of `POST …/samples`, refused here if the server would refuse it.
+
+    Raises:
+        InvalidRequest: names the argument. It costs nothing yet; after the episode it would cost the episode.
+    """
+    if not (math.isfinite(deadline_s) and deadline_s > 0):
+        raise InvalidRequest(f"deadline_s must be a number of seconds above 0, not {deadline_s!r}")
+    for_server = deadline_s - min(limits.DRIVER_HEAD_START * deadline_s, limits.DRIVER_HEAD_START_MAX_S)
+    fields = {"max_seq_len": max_seq_len, "deadline_s": for_server}
+    body = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    SamplesRequest.parse(body)
+    return body
+
+
+def read_reply(response: httpx.Response) -> SamplesReply:
+    """Checks a 2xx reply against its headers and decodes it. Pure CPU: megabytes take milliseconds.
+
+    Raises:
+        ContractMismatch: a header is missing, names a version that was not asked for, or does not fit the
+            body.
+        UnexpectedReply: the payload breaks the contract.
+    """
+    version, digest = response.headers.get(CONTRACT_HEADER), response.headers.get(DIGEST_HEADER)
+    if version not in map(str, SUPPORTED_CONTRACTS):
+        raise ContractMismatch(
+            f"collect: asked for contract {' or '.join(map(str, SUPPORTED_CONTRACTS))}, "
+            f"the reply's {CONTRACT_HEADER} is {version!r}"
+        )
+    actual = f"sha-256={hashlib.sha256(response.content).hexdigest()}"
+    if digest != actual:
+        raise ContractMismatch(
+            f"collect: {DIGEST_HEADER} is {digest!r}, the body of {len(response.content)} bytes has {actual}"
+        )
+    try:
+        return decode_samples(response.content, contract=int(version))
+    except MalformedSamples as error:
+        raise unexpected(response, "collect", f"malformed samples: {error}", quote=False) from error

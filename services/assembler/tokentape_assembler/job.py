@@ -1,0 +1,127 @@
+"""One job: who waits for its outcome, until when, and how they hear of it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+import redis.asyncio
+
+from tokentape_assembler.executor import ExecutorError
+from tokentape_contracts import keys, limits
+from tokentape_contracts.jobs import AssembleJob
+
+log = logging.getLogger("tokentape.assembler")
+
+
+class Executors(Protocol):
+    """What runs assemblies (`ExecutorPool`)."""
+
+    async def run(self, message: bytes, timeout_s: float) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended: `stored` (the result key holds samples or an error), `failed` or `dropped`.
+
+    Attributes:
+        detail: of a stored error its code; of a failure the reason.
+        timing_ms: stage → milliseconds.
+    """
+
+    name: str
+    detail: str = ""
+    timing_ms: Mapping[str, float] | None = None
+
+
+DROPPED: Final = Outcome("dropped", "nobody waits for it any more")
+
+
+class JobRunner:
+    """The function that arq runs for each job.
+
+    Safe to run twice, also at the same time: the result of a job is the same bytes every time, and an
+    announcement says only that it is there.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, executors: Executors) -> None:
+        self._client = client
+        self._executors = executors
+
+    async def run(self, ctx: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+        """Gets one job's outcome and announces it to every API process that waits.
+
+        Raises:
+            RedisError: Redis is out of reach; the API asks again for what was not done.
+        """
+        started = time.perf_counter()
+        job = AssembleJob.from_json(fields)
+        outcome = await self._outcome(job, ctx["job_try"])
+        if outcome is not DROPPED:
+            await self._announce(job, outcome)
+        log.info(
+            "job session=%s request=%s outcome=%s detail=%r try=%d ms=%.1f timing_ms=%s",
+            job.session_id,
+            job.request,
+            outcome.name,
+            outcome.detail,
+            ctx["job_try"],
+            (time.perf_counter() - started) * 1000,
+            outcome.timing_ms,
+        )
+
+    async def _outcome(self, job: AssembleJob, job_try: int) -> Outcome:
+        if await self._client.exists(keys.samples(job.session_id, job.request)):
+            return Outcome("stored", "by an earlier run")
+        if job_try > limits.JOB_TRIES:
+            return Outcome("failed", f"{limits.JOB_TRIES} workers ended while they ran this job")
+        try:
+            return await self._assemble(job)
+        except ExecutorError as error:
+            return Outcome("failed", str(error))
+
+    async def _assemble(self, job: AssembleJob) -> Outcome:
+        """Runs the assembly for as long as somebody waits for it; others may join with a later deadline."""
+        run: asyncio.Task[bytes] | None = None
+        try:
+            while waiters := await self._waiters(job):
+                run = run or asyncio.create_task(
+                    self._executors.run(orjson.dumps(job.to_json()), limits.ASSEMBLY_TIMEOUT_S)
+                )
+                done, _ = await asyncio.wait({run}, timeout=max(waiters.values()) - time.time())
+                if done:
+                    return _read(run.result())
+            return DROPPED
+        finally:
+            if run is not None and not run.done():
+                run.cancel()
+                await asyncio.wait({run})
+
+    async def _waiters(self, job: AssembleJob) -> dict[bytes, float]:
+        """API process → deadline in Unix seconds, without those whose deadline has passed."""
+        key = keys.waiters(job.session_id, job.request)
+        rows = await self._client.zrangebyscore(key, f"({time.time()}", "+inf", withscores=True)
+        return dict(rows)
+
+    async def _announce(self, job: AssembleJob, outcome: Outcome) -> None:
+        fields: dict[Any, Any] = {
+            b"session": job.session_id,
+            b"request": job.request,
+            b"outcome": outcome.name,
+            b"detail": outcome.detail,
+        }
+        pipe = self._client.pipeline(transaction=False)
+        for api_id in await self._waiters(job):
+            key = keys.replies(api_id.decode())
+            pipe.xadd(key, fields, maxlen=limits.REPLY_STREAM_LENGTH, approximate=True)
+            pipe.expire(key, limits.REPLY_STREAM_S)
+        await pipe.execute()
+
+
+def _read(answer: bytes) -> Outcome:
+    """The child's answer."""
+    fields = orjson.loads(answer)
+    return Outcome(fields["outcome"], fields["detail"], fields["timing_ms"])

@@ -1,0 +1,68 @@
+"""What a job gives: read the stream, fold it, assemble it, encode it."""
+
+import hashlib
+from time import perf_counter
+from typing import Final
+
+from tokentape_contracts.errors import (
+    EventUnsupported,
+    PrefixBroken,
+    SessionNotFound,
+    StreamCorrupt,
+    TokentapeError,
+)
+from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_contracts.samples import encode_samples
+from tokentape_core.domain.assemble import Decode, assemble
+from tokentape_core.domain.state import SessionState, fold
+from tokentape_core.store import Store
+
+REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
+    EventUnsupported,
+    PrefixBroken,
+    SessionNotFound,
+    StreamCorrupt,
+)
+"""Errors that the same events give every time: outcomes, like samples."""
+
+
+async def outcome_of(job: AssembleJob, store: Store, decode: Decode) -> JobResult:
+    """The outcome of a job. Equal for equal events up to the tail but for `timing_ms` (INV-9).
+
+    `timing_ms`: `fold` with the reading of the stream, `assemble`, `encode`; the stages before a refusal.
+
+    Raises:
+        StoreUnavailable: the events cannot be read. Like every other exception it is not an outcome.
+    """
+    timing_ms: dict[str, float] = {}
+    mark = perf_counter()
+
+    def lap(stage: str) -> None:
+        nonlocal mark
+        mark, before = perf_counter(), mark
+        timing_ms[stage] = round((mark - before) * 1000, 3)
+
+    try:
+        state = await _read(job, store)
+        lap("fold")
+        assembly = assemble(state, decode, max_seq_len=job.max_seq_len)
+        lap("assemble")
+    except REFUSALS as error:
+        return JobResult(b"", "", timing_ms, error)
+    payload = encode_samples(
+        assembly.samples, assembly.session_metadata, assembly.empty_reason, contract=job.contract
+    )
+    digest = hashlib.sha256(payload).hexdigest()
+    lap("encode")
+    return JobResult(payload, digest, timing_ms)
+
+
+async def _read(job: AssembleJob, store: Store) -> SessionState:
+    """The session as it was when the API accepted the request: what came after the tail is not seen."""
+    state = fold(await store.read(job.session_id, until=job.tail))
+    if state is None:
+        raise SessionNotFound("the session's events are gone: it expired before its samples were assembled")
+    if state.last_id != job.tail:
+        # A failover of Redis can lose acknowledged turns; a shorter sample would hide it (INV-1).
+        raise StreamCorrupt(f"the stream ends at {state.last_id}, but {job.tail} was recorded")
+    return state

@@ -1,0 +1,65 @@
+"""The entry points of a worker process."""
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import Final
+
+import orjson
+
+from tokentape_assembler.executor import ChildDied, ExecutorPool
+from tokentape_assembler.job import JobRunner
+from tokentape_assembler.settings import AssemblerSettings
+from tokentape_assembler.worker import AssemblyWorker, arq_client
+from tokentape_core.store import connect
+
+# -P: a module in the current directory must not stand in for one of ours.
+CHILD: Final = (sys.executable, "-P", "-m", "tokentape_assembler.child")
+
+log = logging.getLogger("tokentape.assembler")
+
+
+def run(settings: AssemblerSettings) -> int:
+    """Runs a worker until SIGTERM or SIGINT; then it takes no more jobs, finishes the running ones and ends.
+
+    Returns:
+        The process's exit code: 0, or 1 if the worker could not start; the reason is logged.
+    """
+    # arq logs a line with the arguments for every job; ours has what matters and no payload.
+    logging.getLogger("arq").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_serve_until_signal(settings))
+    except (ChildDied, ValueError) as error:
+        log.critical("the assembler cannot start: %s", error)
+        return 1
+    return 0
+
+
+async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
+    """Runs a worker until `stop` is set; then it takes no more jobs, finishes the running ones and returns.
+
+    Raises:
+        ChildDied: a child process could not start, for example as there is no such tokenizer.
+        ValueError: `redis_url` is not a Redis URL.
+    """
+    client = connect(settings.redis_url)
+    hello = orjson.dumps({"redis_url": settings.redis_url, "tokenizer": settings.tokenizer})
+    pool = ExecutorPool(settings.workers, CHILD, hello)
+    try:
+        await pool.start()
+        arq = arq_client(client)
+        worker = AssemblyWorker(arq, JobRunner(arq, pool).run, lambda: pool.ready, stop)
+        log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
+        await worker.async_run()
+    finally:
+        await pool.close()
+        await client.aclose()
+
+
+async def _serve_until_signal(settings: AssemblerSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(settings, stop)
