@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from tests.support.processes import fleet
 
 from benchmarks.measure import Measurement, cpu_seconds
+from tests.support.processes import fleet
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_contracts.events import SessionOpened, TurnRecorded
 from tokentape_core.store import RedisStore, connect

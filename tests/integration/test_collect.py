@@ -44,7 +44,9 @@ async def test_sample_is_what_the_engine_received_and_produced(
     answers = [engine.tokenizer.encode(f"{text}<|im_end|>") for text in ("one", "two", "three")]
     assert sample.tokens == engine.bodies[-1]["input_ids"] + answers[-1]
     masked_in = [
-        token for token, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask) if mask
+        token
+        for token, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask, strict=True)
+        if mask
     ]
     assert masked_in == [token for answer in answers for token in answer]
     assert sample.status is not None

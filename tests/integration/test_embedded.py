@@ -94,7 +94,7 @@ def test_the_password_is_on_no_command_line() -> None:
 
 
 def test_data_survive_a_restart_in_a_data_dir(tmp_path: Path) -> None:
-    """With `data_dir` a restart keeps port, password and data, and so does a later server on the same files."""
+    """With `data_dir` a restart keeps port, password and data; a later server finds the data."""
     data = tmp_path / "a dir" / "data"
     with EmbeddedValkey(data) as server:
         url, pid = server.url, server.pid
@@ -108,16 +108,18 @@ def test_data_survive_a_restart_in_a_data_dir(tmp_path: Path) -> None:
         assert client.get("k") == b"v"
 
 
-def test_without_a_data_dir_a_restart_forgets() -> None:
+def test_without_a_data_dir_a_restart_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept, and nothing is written to the working directory."""
-    before = set(os.listdir())
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
     with EmbeddedValkey() as server:
         with redis.Redis.from_url(server.url) as client:
             client.set("k", "v")
         server.restart()
         with redis.Redis.from_url(server.url) as client:
             assert client.get("k") is None
-    assert set(os.listdir()) == before
+    assert not list(directory.iterdir())
 
 
 def test_a_server_that_died_can_be_stopped_and_started() -> None:

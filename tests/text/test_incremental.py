@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.text.models import small_hf, small_renderer
 
+from tests.text.models import small_hf, small_renderer
 from tokentape_core.text import FAMILIES, CannotExtend, ChatRenderer, Prompt, RenderError
 
 Ids = npt.NDArray[np.int32]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.text.models import small_hf, small_renderer
 
+from tests.text.models import small_hf, small_renderer
 from tokentape_core.text import (
     FAMILIES,
     ChatRenderer,

@@ -1,5 +1,7 @@
 """Running an API process."""
 
+import signal
+
 from arq.connections import ArqRedis
 from starlette.applications import Starlette
 from uvicorn import Config, Server
@@ -51,5 +53,8 @@ def run(settings: ApiSettings) -> int:
         timeout_graceful_shutdown=limits.DRAIN_S,
     )
     server = Server(config)
+    # uvicorn raises the signal again once it has stopped in order; that must not end us with an error.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     server.run()
     return 0 if server.started else 1

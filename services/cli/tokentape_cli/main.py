@@ -93,7 +93,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    from tokentape_engine.server import add_arguments
+    from tokentape_engine.options import add_arguments
 
     add_arguments(parser)
 

@@ -12,6 +12,7 @@ import httpx
 
 _STOP_S = 40.0
 _POLL_S = 0.05
+_PROGRESS_S = 3.0
 
 
 class ProcessEnded(Exception):
@@ -63,7 +64,7 @@ class Processes:
             now = time.monotonic()
             if now - began > timeout_s:
                 raise TimeoutError(f"{what}: not ready within {timeout_s:g} s")
-            if now - shown > 1.0:
+            if now - shown > _PROGRESS_S:
                 print(f"  waiting for {what} … {now - began:.0f} s", file=sys.stderr, flush=True)
                 shown = now
             time.sleep(_POLL_S)

@@ -8,6 +8,7 @@ from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_driver import RolloutSample
 
 _SAMPLED, _INSERTED, _BOLD, _RESET = "\033[32m", "\033[90m", "\033[1m", "\033[0m"
+_HEAD_LINES, _TAIL_LINES = 2, 4
 
 
 def uses_color() -> bool:
@@ -22,11 +23,12 @@ def legend(color: bool) -> str:
 
 
 def show(sample: RolloutSample, tokenizer: Tokenizer, title: str, *, color: bool) -> str:
-    """The sample's turns in full text, then length, mask sum and status."""
+    """The sample's turns in full text (a long prompt without its middle), then length, mask sum, status."""
     mask = sample.loss_mask or []
     first = len(sample.tokens) - len(mask)
     lines = [f"{_BOLD}{title}{_RESET}" if color else title]
-    lines.append(_indent("prompt", _paint(tokenizer.decode(sample.tokens[:first]), False, color)))
+    prompt = _elided(tokenizer.decode(sample.tokens[:first]))
+    lines.append(_indent("prompt", _paint(prompt, False, color)))
     turn = 0
     for start, end, sampled in _spans(mask):
         turn += sampled
@@ -35,6 +37,15 @@ def show(sample: RolloutSample, tokenizer: Tokenizer, title: str, *, color: bool
     status = sample.status.value if sample.status else "-"
     lines.append(f"  {len(sample.tokens)} tokens, {sum(mask)} sampled in {turn} turns, {status}")
     return "\n".join(lines)
+
+
+def _elided(prompt: str) -> str:
+    """The prompt without its middle, which is the tools' description."""
+    lines = prompt.split("\n")
+    left_out = len(lines) - _HEAD_LINES - _TAIL_LINES
+    if left_out <= 1:
+        return prompt
+    return "\n".join([*lines[:_HEAD_LINES], f"[… {left_out} lines …]", *lines[-_TAIL_LINES:]])
 
 
 def _spans(mask: list[int]) -> Iterator[tuple[int, int, bool]]:

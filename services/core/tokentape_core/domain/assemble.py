@@ -12,6 +12,7 @@ Three passes over the turns of a path:
 Shapes: `T` tokens of the sample, `R` tokens of its response.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -104,10 +105,12 @@ class _Piece:
 
 def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[_Piece]:
     final = path[-1].tokens
-    pieces = []
-    for turn in path:
+    prompted = len(final)  # what lies behind the shortest later prompt was sampled by a later turn
+    pieces: list[_Piece] = []
+    for turn in reversed(path):
         output = turn.event.output
-        size = _common_length(output, final[turn.prompt_length :])
+        size = _common_length(output, final[turn.prompt_length : prompted])
+        prompted = min(prompted, turn.prompt_length)
         allowed = 0 if turn is path[-1] else max_trim_tokens
         if len(output) - size > allowed:
             raise PrefixBroken(
@@ -115,7 +118,7 @@ def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[_Piece]:
                 f"prompt of a later turn; {allowed} may be missing"
             )
         pieces.append(_Piece(turn, size, _STATUS.get(turn.event.finish, Status.FAILED)))
-    return pieces
+    return pieces[::-1]
 
 
 def _common_length(a: Ids, b: Ids) -> int:
@@ -168,7 +171,7 @@ def _merge(pieces: Sequence[_Piece], decode: Decode) -> Sample:
         rollout_log_probs=logprobs,
         status=last.status,
         weight_versions=[
-            str(t.event.meta["weight_version"]) for t in turns if "weight_version" in t.event.meta
+            str(version) for t in turns if (version := t.event.meta.get("weight_version")) is not None
         ],
         prefix_cache_info={
             "cached_tokens": _total(turns, "cached_tokens"),
@@ -193,19 +196,28 @@ def _ensure_continues(before: _Piece, after: _Piece) -> None:
 
 
 def _total(turns: Sequence[Turn], counter: str) -> int:
-    return sum(int(turn.event.meta.get(counter) or 0) for turn in turns)
+    return sum(_number(turn.event.meta.get(counter)) or 0 for turn in turns)
 
 
 def _spec_info(turns: Sequence[Turn]) -> dict[str, int]:
     """The sums of the counters that the engine sent; empty without speculative decoding."""
     info: dict[str, int] = {}
     for name, spellings in _SPEC_COUNTERS.items():
-        values = [t.event.meta[key] for t in turns for key in spellings if t.event.meta.get(key) is not None]
+        values = [value for turn in turns if (value := _first(turn, spellings)) is not None]
         if values:
-            info[name] = sum(map(int, values))
+            info[name] = sum(values)
     if info:
         info["completion_tokens"] = sum(len(turn.event.output) for turn in turns)
     return info
+
+
+def _first(turn: Turn, counters: Sequence[str]) -> int | None:
+    return next((v for name in counters if (v := _number(turn.event.meta.get(name))) is not None), None)
+
+
+def _number(counter: Any) -> int | None:
+    """A counter as the engine sent it; None if it is not a number: the tokens are right all the same."""
+    return int(counter) if isinstance(counter, int | float) and math.isfinite(counter) else None
 
 
 def _lifecycle(turns: Sequence[Turn]) -> dict[str, Any] | list[dict[str, Any]]:
@@ -213,9 +225,10 @@ def _lifecycle(turns: Sequence[Turn]) -> dict[str, Any] | list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for number, turn in enumerate(turns, 1):
         latency = turn.event.meta.get("e2e_latency")
+        is_known = isinstance(latency, int | float)
         done = turn.event.committed_at
         entry = {
-            "t0": None if latency is None else done - latency,
+            "t0": done - latency if is_known else None,
             "t1": done,
             "turn": number,
             "req_ts": turn.event.requested_at,

@@ -38,7 +38,7 @@ def _same_text(stored: Message, incoming: Message) -> bool:
 
 
 def _same_calls(stored: Message, incoming: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
-    ours, theirs = stored.get("tool_calls") or [], incoming.get("tool_calls") or []
+    ours, theirs = stored.get("tool_calls"), incoming.get("tool_calls")
     if not isinstance(ours, list) or not isinstance(theirs, list):
         return _equal(ours, theirs)
     return len(ours) == len(theirs) and all(
@@ -84,9 +84,9 @@ def _equal_arguments(a: Any, b: Any) -> bool:
         return True
     try:
         ours, theirs = _arguments(a), _arguments(b)
-    except ValueError:
+        return isinstance(ours, dict) and isinstance(theirs, dict) and _equal_json(ours, theirs)
+    except (ValueError, RecursionError):
         return False
-    return isinstance(ours, dict) and isinstance(theirs, dict) and _equal_json(ours, theirs)
 
 
 def _arguments(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Views of a session: what GET shows of it, rebuilt from the events."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -61,5 +62,5 @@ def compact(state: SessionState) -> list[dict[str, Any]]:
 
 
 def _event(event: Any) -> dict[str, Any]:
-    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
-    return {"type": event.TYPE, "v": event.VERSION, **fields}
+    content = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {"type": event.TYPE, "v": event.VERSION, **content}

@@ -5,8 +5,8 @@ two writers of one seq only one wins, with no lock and no script. The seal has t
 which Redis itself refuses every append.
 """
 
+import asyncio
 import time
-from asyncio import sleep
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -46,6 +46,8 @@ _UNWRITABLE: Final = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
 _BACKOFF_CAP_S: Final = 0.5
 _BACKOFF_BASE_S: Final = 0.02
 _SOCKET_TIMEOUT_S: Final = 5.0
+_INLINE_ENTRIES: Final = 32
+"""A longer read is decoded in a thread: it delays nobody else on the event loop."""
 
 T = TypeVar("T")
 
@@ -76,7 +78,7 @@ class _UntilDeadline(Retry):
                     pause_s = self._backoff.compute(failures)
                     if isinstance(error, AuthenticationError) or time.monotonic() + pause_s > deadline:
                         raise
-                    await sleep(pause_s)
+                    await asyncio.sleep(pause_s)
         finally:
             _trying.reset(token)
 
@@ -171,7 +173,9 @@ class RedisStore:
         first = f"({after}" if after is not None else "-"
         async with redis_errors():
             rows = await self._client.xrange(keys.events(session_id), min=first, max=until or "+")
-        return [(entry_id.decode(), decode(fields)) for entry_id, fields in rows]
+        if len(rows) > _INLINE_ENTRIES:
+            return await asyncio.to_thread(_entries, rows)
+        return _entries(rows)
 
     async def tail(self, session_id: str) -> str | None:
         async with redis_errors():
@@ -209,3 +213,7 @@ class RedisStore:
             if isinstance(added, Exception):
                 raise added
         return "missing" if added is None else "added"
+
+
+def _entries(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Entry]:
+    return [(entry_id.decode(), decode(fields)) for entry_id, fields in rows]

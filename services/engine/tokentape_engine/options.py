@@ -1,0 +1,42 @@
+"""The engine's options; importing them loads no model code."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DEFAULT_PORT = 30000
+DEFAULT_MODEL_DIR = Path(".tokentape/reference-model")
+TRAIN_STEPS = 300
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the engine's options to a command's parser; `run` reads them."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port to listen on, 0 for a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model-dir",
+        type=Path,
+        default=DEFAULT_MODEL_DIR,
+        metavar="DIR",
+        help="where the trained model is kept; trained at the first start (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--train-steps",
+        type=int,
+        default=TRAIN_STEPS,
+        metavar="N",
+        help="training steps if DIR holds no model; 0 leaves random weights (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of weights, training and sampling (default: %(default)s)",
+    )

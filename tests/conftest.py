@@ -1,0 +1,30 @@
+"""Fixtures for every folder."""
+
+import itertools
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from tokentape_cli.embedded import DATABASES, EmbeddedValkey
+
+_databases = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[EmbeddedValkey]:
+    """One real server for the whole run; tests share it and never flush it."""
+    with EmbeddedValkey() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(valkey: EmbeddedValkey) -> str:
+    """A database of the real server that no other test uses, for what has fixed names: queues, streams."""
+    return f"{valkey.url.removesuffix('/0')}/{next(_databases) % DATABASES}"
+
+
+@pytest.fixture
+def session_id() -> str:
+    """A session id that was never used."""
+    return uuid4().hex

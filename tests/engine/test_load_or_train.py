@@ -1,0 +1,39 @@
+"""A model directory is whole or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokentape_engine import server
+from tokentape_engine.model import TinyModel
+from tokentape_engine.server import load_or_train
+
+
+def test_second_start_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start trains and saves, the second loads what the first saved."""
+    first = load_or_train(tmp_path / "deep" / "model", train_steps=0, seed=3)
+    monkeypatch.setattr(server, "train", lambda *_: pytest.fail("trained twice"))
+    second = load_or_train(tmp_path / "deep" / "model", train_steps=0, seed=4)
+    assert first.network.lm_head.weight.equal(second.network.lm_head.weight)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
+
+
+def test_race_is_won_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another process finishes first, its model is used and ours is removed."""
+    folder = tmp_path / "model"
+    winner = TinyModel.create(seed=5)
+    monkeypatch.setattr(server, "train", lambda *_: winner.save(folder))
+    loaded = load_or_train(folder, train_steps=0, seed=6)
+    assert loaded.network.lm_head.weight.equal(winner.network.lm_head.weight)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
+    """A directory with other files is an error, and keeps them."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match="not empty"):
+        load_or_train(tmp_path / "model", train_steps=0)
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]

@@ -1,0 +1,152 @@
+"""What GET shows of a session."""
+
+import orjson
+import pytest
+
+from tests.support.sessions import assistant, opened, sealed, state_of, turn, user
+from tokentape_core.domain.view import compact, records, session_metadata
+
+CALL = [{"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]
+ONE = turn(
+    messages=[user("q1"), assistant("a1")],
+    tools=[{"type": "function"}],
+    request={"model": "m", "temperature": 0.5},
+    reply={"object": "chat.completion", "model": "m", "choices": [{"index": 0, "logprobs": {"content": []}}]},
+    meta={"cached_tokens": 1, "weight_version": "5"},
+    response_id="r1",
+    logprobs=[-0.5, -0.25],
+)
+TWO = turn(
+    parent=1,
+    keep=3,
+    suffix=[7, 8],
+    output=[9],
+    logprobs=[-1.0],
+    messages=[user("q2"), assistant(None, tool_calls=CALL)],
+    finish="tool_calls",
+    response_id="r2",
+    requested_at=103.0,
+    committed_at=104.0,
+)
+
+
+def test_a_record_is_the_request_and_the_response() -> None:
+    """The shape of one record, with the full messages and prompt ids, as existing tools read it."""
+    [record] = records(state_of(ONE))
+    record["request"]["input_ids"] = record["request"]["input_ids"].tolist()
+    assert record == {
+        "timestamp": 102.0,
+        "request_timestamp": 101.0,
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status_code": 200,
+        "request": {
+            "model": "m",
+            "temperature": 0.5,
+            "messages": [user("q1")],
+            "input_ids": [1, 2],
+            "tools": [{"type": "function"}],
+        },
+        "response": {
+            "id": "r1",
+            "object": "chat.completion",
+            "model": "m",
+            "choices": [
+                {
+                    "index": 0,
+                    "logprobs": {"content": []},
+                    "message": assistant("a1"),
+                    "finish_reason": "stop",
+                    "meta_info": {
+                        "cached_tokens": 1,
+                        "weight_version": "5",
+                        "output_token_logprobs": [[-0.5, 3, None], [-0.25, 4, None]],
+                    },
+                }
+            ],
+        },
+    }
+
+
+def test_a_later_record_repeats_its_path() -> None:
+    """Messages and prompt ids are those that the engine received, tools those in force."""
+    _, record = records(state_of(ONE, TWO))
+    assert record["request"]["messages"] == [user("q1"), assistant("a1"), user("q2")]
+    assert record["request"]["input_ids"].tolist() == [1, 2, 3, 7, 8]
+    assert record["request"]["tools"] == [{"type": "function"}]
+    [choice] = record["response"]["choices"]
+    assert (choice["message"]["tool_calls"], choice["finish_reason"]) == (CALL, "tool_calls")
+    assert record["response"]["id"] == "r2"
+    assert (record["request_timestamp"], record["timestamp"]) == (103.0, 104.0)
+
+
+def test_records_are_those_of_the_active_path() -> None:
+    """A turn that was retried is not shown, and neither are tools where none are in force."""
+    retry = turn(messages=[user("q1"), assistant("better")])
+    [record] = records(state_of(ONE, retry))
+    assert record["response"]["choices"][0]["message"] == assistant("better")
+    assert "tools" not in record["request"]
+
+
+def test_a_session_without_turns_has_no_records() -> None:
+    """An opened session shows an empty list."""
+    assert records(state_of()) == []
+
+
+def test_records_change_nothing_that_is_stored() -> None:
+    """What is shown was put together anew: the events keep their own objects."""
+    state = state_of(ONE)
+    before = orjson.dumps(compact(state), option=orjson.OPT_SERIALIZE_NUMPY)
+    [record] = records(state)
+    record["response"]["choices"][0]["meta_info"].clear()
+    record["request"]["messages"].clear()
+    record["request"]["input_ids"][:] = 0
+    assert orjson.dumps(compact(state), option=orjson.OPT_SERIALIZE_NUMPY) == before
+
+
+@pytest.mark.parametrize("turns", [[], [ONE], [ONE, TWO]])
+def test_views_can_be_written_as_json(turns: list) -> None:
+    """Arrays and all: orjson with its numpy option takes every view as it is."""
+    state = state_of(*turns)
+    content = [records(state), compact(state), session_metadata(state)]
+    assert orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def test_the_compact_form_is_the_events() -> None:
+    """One object for each event in order, with type, version and exactly the event's fields."""
+    first, last = opened(labels={"run": 7}), sealed()
+    view = compact(state_of(ONE, TWO, first=first, last=last))
+    assert [(e["type"], e["v"], e.get("seq"), e["id"]) for e in view] == [
+        ("session.opened", 1, None, first.id),
+        ("turn.recorded", 1, 1, ONE.id),
+        ("turn.recorded", 1, 2, TWO.id),
+        ("session.sealed", 1, None, last.id),
+    ]
+    assert set(view[0]) == {
+        *("type", "v", "id", "mode", "matcher", "family", "max_trim_tokens", "template", "labels", "pins"),
+        "opened_at",
+    }
+    assert view[0]["labels"] == {"run": 7}
+    assert (view[2]["keep"], view[2]["suffix"].tolist(), view[2]["output"].tolist()) == (3, [7, 8], [9])
+    assert view[3] == {
+        "type": "session.sealed",
+        "v": 1,
+        "id": last.id,
+        "reason": "deleted",
+        "sealed_at": 103.0,
+    }
+
+
+def test_session_metadata_names_the_head_path() -> None:
+    """All tokens of the path to the newest turn, whatever was recorded beside it."""
+    metadata = session_metadata(state_of(ONE, TWO, first=opened(max_trim_tokens=5)))
+    assert metadata["accumulated_token_ids"].tolist() == [1, 2, 3, 7, 8, 9]
+    assert metadata["max_trim_tokens"] == 5
+    assert session_metadata(state_of(ONE, turn(suffix=[5], output=[])))["accumulated_token_ids"].tolist() == [
+        5
+    ]
+
+
+def test_session_metadata_of_an_empty_session() -> None:
+    """Without a turn there are no tokens, but the key is there."""
+    assert session_metadata(state_of())["accumulated_token_ids"].tolist() == []
