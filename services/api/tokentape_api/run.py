@@ -15,6 +15,7 @@ from tokentape_core.store import RedisStore, connect
 from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_core.text.without_torch import without_torch
 
 
 def build(settings: ApiSettings) -> Starlette:
@@ -41,6 +42,7 @@ def run(settings: ApiSettings) -> int:
     Raises:
         TokenizerError: the tokenizer cannot be loaded or does not fit the family.
     """
+    without_torch()
     config = Config(
         build(settings),
         host=settings.host,

@@ -30,6 +30,7 @@ from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_core.domain.assemble import Decode
 from tokentape_core.store import RedisStore, connect, redis_errors
 from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_core.text.without_torch import without_torch
 
 _DETAIL_CHARS: Final = 2_000
 
@@ -69,9 +70,7 @@ def main() -> None:
     # or container must not take them away.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # transformers imports torch wherever it finds it; decoding has no use for its seconds and its memory.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    without_torch()
     # A library that prints must not speak on the channel.
     channel = os.dup(1)
     os.dup2(2, 1)

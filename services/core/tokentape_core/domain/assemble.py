@@ -225,10 +225,9 @@ def _lifecycle(turns: Sequence[Turn]) -> dict[str, Any] | list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for number, turn in enumerate(turns, 1):
         latency = turn.event.meta.get("e2e_latency")
-        is_known = isinstance(latency, int | float)
         done = turn.event.committed_at
         entry = {
-            "t0": done - latency if is_known else None,
+            "t0": done - latency if isinstance(latency, int | float) else None,
             "t1": done,
             "turn": number,
             "req_ts": turn.event.requested_at,
