@@ -23,6 +23,7 @@
     └── ServerFault             someone must mend the installation, or our code
         ├── EngineReplyInvalid      502  the engine's answer cannot be recorded
         ├── EventUnsupported        500  the stream holds an event of a newer version
+        ├── TemplateMismatch        500  the session was opened with another tokenizer or template
         ├── StreamCorrupt           500  the stream breaks an invariant
         └── InternalError           500  a defect of Tokentape
 
@@ -151,6 +152,10 @@ class EventUnsupported(ServerFault):
     code = "event_unsupported"
 
 
+class TemplateMismatch(ServerFault):
+    code = "template_mismatch"
+
+
 class StreamCorrupt(ServerFault):
     code = "stream_corrupt"
 
@@ -188,6 +193,7 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     EngineTimeout: Rule(504, True, Actor.NOBODY),
     EngineReplyInvalid: Rule(502, False, Actor.OPERATOR),
     EventUnsupported: Rule(500, False, Actor.OPERATOR),
+    TemplateMismatch: Rule(500, False, Actor.OPERATOR),
     StreamCorrupt: Rule(500, False, Actor.MAINTAINER),
     InternalError: Rule(500, False, Actor.MAINTAINER),
 }

@@ -23,7 +23,7 @@ SESSION_ID_CHARS: Final = 64
 TURNS_PER_SESSION: Final = 1024
 """Turns in a session; one more is `session_full`, before the engine is asked."""
 SESSION_IDLE_S: Final = 6 * 3600
-"""An untouched session's keys expire after this (sliding)."""
+"""A session to which nothing was appended for so long expires."""
 RETENTION_S: Final = 24 * 3600
 """A deleted session's stream can be read for audits for this long."""
 
@@ -37,7 +37,8 @@ ENGINE_REPLY_BYTES: Final = 256 * MiB
 ENGINE_CONNECTIONS: Final = 2048
 """Connections of one API process to the engine."""
 DRAIN_S: Final = 30
-"""After SIGTERM a process finishes the requests and jobs that it has, for at most this long."""
+"""After SIGTERM an API process finishes its requests for at most this long; a worker finishes its jobs, each
+within `ASSEMBLY_TIMEOUT_S`."""
 STORE_RETRY_S: Final = 10.0
 """How long a command to Redis is tried again before `store_unavailable`."""
 STORE_CONNECTIONS: Final = 1024
@@ -54,7 +55,7 @@ COLLECT_DEADLINE_S: Final = 110.0
 COLLECT_DEADLINE_MAX_S: Final = 3600.0
 """The longest deadline a body may ask for; above it `invalid_request`."""
 QUEUE_DEPTH: Final = 2_000
-"""Collects that wait for a worker, over all API processes; one more is `queue_full`."""
+"""Collects that wait or run, over all API processes; one more is `queue_full`."""
 QUEUE_RETRY_AFTER_S: Final = 1
 """`Retry-After` of `queue_full`."""
 RESULT_TTL_S: Final = 600

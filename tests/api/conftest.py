@@ -70,7 +70,6 @@ async def api(
         httpx.AsyncClient(transport=transport, base_url="http://api") as client,
     ):
         yield client
-    await upstream.close()
 
 
 @dataclass

@@ -134,6 +134,18 @@ async def test_pins_win(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     assert (sent["temperature"], sent["top_p"], sent["top_k"]) == (1.0, 0.9, 3)
 
 
+@pytest.mark.parametrize("pinned", ["max_tokens", "max_completion_tokens"])
+async def test_a_pinned_length_holds_under_either_name(
+    api: httpx.AsyncClient, engine: ScriptedEngine, pinned: str
+) -> None:
+    """An agent cannot get around a pinned length by its other name."""
+    opened = await api.post("/sessions", json={"pins": {pinned: 8}})
+    session = OpenSession(api, f"/sessions/{opened.json()['session_id']}")
+    await session.chat(USER, max_tokens=99, max_completion_tokens=99)
+    lengths = {name: engine.bodies[0].get(name) for name in ("max_tokens", "max_completion_tokens")}
+    assert lengths == {"max_tokens": None, "max_completion_tokens": None, pinned: 8}
+
+
 async def test_records_show_request_and_response(session: OpenSession, engine: ScriptedEngine) -> None:
     """GET rebuilds each turn with the full prompt ids, and says what has accumulated."""
     answer = (await session.chat(SYSTEM, USER, temperature=0.5)).json()

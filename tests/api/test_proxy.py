@@ -61,3 +61,34 @@ async def test_health_and_ready(api: httpx.AsyncClient, engine: ScriptedEngine) 
     assert (reply.status_code, reply.json()["ready"]) == (503, False)
     assert "cannot be reached" in reply.json()["checks"]["engine"]
     assert (await api.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["", "samples/", "v1/chat/completions/", "/samples"])
+async def test_a_slash_too_many_does_not_reach_the_engine(
+    session: OpenSession, engine: ScriptedEngine, path: str
+) -> None:
+    """Our own paths with a slash too many are 404: the engine would answer and nobody would record."""
+    before = len(engine.requests)
+    for method in ("POST", "DELETE"):
+        reply = await session.api.request(method, f"{session.url}/{path}", json={})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "route_not_found")
+    assert len(engine.requests) == before
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://engine/v1/x", "/v1/x"),
+        ("/v1/x", "/v1/x"),
+        ("http://elsewhere/x", None),
+        ("//elsewhere/x", None),
+    ],
+)
+async def test_redirects_stay_within_the_session(
+    session: OpenSession, engine: ScriptedEngine, target: str, expected: str | None
+) -> None:
+    """A redirect of the engine leads back through the session, or nowhere: not past the recorder."""
+    engine.take_over = lambda _: httpx.Response(307, headers={"Location": target})
+    reply = await session.api.get(f"{session.url}/v1/x/")
+    assert reply.status_code == 307
+    assert reply.headers.get("location") == (session.url + expected if expected else None)

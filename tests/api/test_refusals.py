@@ -1,5 +1,6 @@
 """Bad input and a bad engine: each refusal has its status and code, and nothing was recorded."""
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tests.api.conftest import OpenSession
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import limits
 from tokentape_contracts.errors import BY_CODE, TABLE
+from tokentape_core.text.render import ChatRenderer
 
 USER = {"role": "user", "content": "Hello"}
 Answer = Callable[[ScriptedEngine, dict[str, Any]], httpx.Response]
@@ -323,6 +325,25 @@ async def test_session_full(
         assert (await session.chat(USER)).status_code == 200
     await check(await session.chat(USER), 409, "session_full", "2 turns")
     assert len(engine.bodies) == 2
+
+
+async def test_other_template(session: OpenSession, engine: ScriptedEngine, renderer: ChatRenderer) -> None:
+    """A process with another tokenizer or template refuses the session before the engine is asked."""
+    renderer._fingerprint = "another"
+    await check(await session.chat(USER), 500, "template_mismatch", "another", "--tokenizer")
+    assert engine.bodies == []
+    assert await session.records() == []
+
+
+async def test_the_engine_timeout_is_a_total(session: OpenSession, engine: ScriptedEngine) -> None:
+    """An engine that takes longer than the timeout in all is given up on, whatever it does meanwhile."""
+
+    async def answer(_: dict[str, Any]) -> httpx.Response:
+        await asyncio.sleep(5)
+        raise AssertionError("not cancelled")
+
+    engine.answer = answer
+    await check(await session.chat(USER), 504, "engine_timeout")
 
 
 async def test_defect_is_500_without_details(

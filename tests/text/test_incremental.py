@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.text.models import small_hf, small_renderer
-from tokentape_core.text import FAMILIES, CannotExtend, ChatRenderer, Prompt, RenderError
+from tokentape_core.text import FAMILIES, ChatRenderer, NotAppendable, Prompt, RenderError
 
 Ids = npt.NDArray[np.int32]
 Message = dict[str, Any]
@@ -173,10 +173,10 @@ def test_broken_arguments_of_the_recorded_turn_do_not_matter(renderer: ChatRende
 def test_a_role_that_cannot_be_appended_is_named(renderer: ChatRenderer) -> None:
     """The refusal tells the role and the roles that would do."""
     with pytest.raises(
-        CannotExtend, match=r"'assistant' cannot follow .* qwen3; allowed: system, tool, user"
+        NotAppendable, match=r"'assistant' cannot follow .* qwen3; allowed: system, tool, user"
     ):
         renderer.extend(_turn(renderer, "x"), {"role": "assistant"}, [{"role": "assistant", "content": "I"}])
-    with pytest.raises(CannotExtend, match=r"'system' cannot follow .* qwen3.5; allowed: tool, user"):
+    with pytest.raises(NotAppendable, match=r"'system' cannot follow .* qwen3.5; allowed: tool, user"):
         small_renderer("qwen3_8", "qwen3.5").extend(
             np.array([1]), {"role": "assistant"}, [{"role": "system", "content": "I"}]
         )
@@ -185,7 +185,7 @@ def test_a_role_that_cannot_be_appended_is_named(renderer: ChatRenderer) -> None
 @pytest.mark.parametrize("role", [None, ["user"], 7])
 def test_a_role_that_is_no_text_is_refused(renderer: ChatRenderer, role: object) -> None:
     """Any JSON value may stand where a role should; it is refused like an unknown one."""
-    with pytest.raises(CannotExtend, match="cannot follow"):
+    with pytest.raises(NotAppendable, match="cannot follow"):
         renderer.extend(np.array([1]), {"role": "assistant"}, [{"role": role, "content": "x"}])
 
 
@@ -196,7 +196,7 @@ def test_a_message_may_contain_the_sentinel(renderer: ChatRenderer) -> None:
     assert text in _text(renderer, prompt.suffix)
 
     every = " ".join(f"tokentape-sentinel-{i}" for i in range(8))
-    with pytest.raises(CannotExtend, match="exactly once"):
+    with pytest.raises(NotAppendable, match="exactly once"):
         renderer.extend(_turn(renderer, "x<|im_end|>"), {"role": "assistant"}, [_user(every)])
 
 
@@ -217,7 +217,7 @@ def test_a_template_that_cannot_be_cut_is_never_guessed(
     with_template: Any, template: str, reason: str
 ) -> None:
     """A renderer over such a template starts, and every extension is refused with the reason."""
-    with pytest.raises(CannotExtend, match=reason):
+    with pytest.raises(NotAppendable, match=reason):
         with_template(template).extend(np.array([1]), {"role": "assistant"}, [_user("x")])
 
 

@@ -40,6 +40,8 @@ def build_app(
             yield
         finally:
             await collector.close()
+            await engine.close()
+            await store.close()
 
     app = Starlette(
         routes=[

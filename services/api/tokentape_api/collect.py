@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 
 from arq.connections import ArqRedis
 
@@ -46,11 +47,13 @@ class Collector:
         self._task = asyncio.create_task(self._read_announcements())
 
     async def close(self) -> None:
-        """Stops reading."""
+        """Stops reading and closes the connections."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        for client in (self._client, self._reader):
+            await client.aclose()
 
     async def collect(self, job: AssembleJob, deadline_s: float) -> JobResult:
         """The result of the job. Equal concurrent requests, also of other processes, share one job.
@@ -65,28 +68,31 @@ class Collector:
         """
         now = asyncio.get_running_loop().time
         end = now() + deadline_s
-        key = job.session_id, job.request
-        announced: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, set()).add(announced)
-        try:
-            while True:
+        while True:
+            with self._announcement(job) as announced:
                 result = await self._look(job, time.time() + end - now())
                 if result is not None:
                     return result
                 await self._enqueue(job, end - now())
                 left = end - now()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, min(limits.WAIT_SLICE_S, left))):
-                        failure = await asyncio.shield(announced)
-                        if failure is not None:
-                            raise AssemblyFailed(failure)
-                if left <= 0:
-                    raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s")
+                await asyncio.wait({announced}, timeout=max(0.0, min(limits.WAIT_SLICE_S, left)))
+                if announced.done() and (failure := announced.result()) is not None:
+                    raise AssemblyFailed(failure)
+            if left <= 0:
+                raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s")
+
+    @contextlib.contextmanager
+    def _announcement(self, job: AssembleJob) -> Iterator[asyncio.Future[str | None]]:
+        """The next announcement of this job: None for a stored result, else why there is none."""
+        announced: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault((job.session_id, job.request), set())
+        waiting.add(announced)
+        try:
+            yield announced
         finally:
-            waiting = self._waiting[key]
             waiting.discard(announced)
             if not waiting:
-                del self._waiting[key]
+                self._waiting.pop((job.session_id, job.request), None)
 
     async def _look(self, job: AssembleJob, deadline: float) -> JobResult | None:
         """Registers as a waiter, and only then looks for the result: so none falls between the two."""

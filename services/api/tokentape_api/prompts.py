@@ -10,8 +10,7 @@ from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, InvalidRequest
 from tokentape_contracts.events import Ids
 from tokentape_core.domain.decide import Position
-from tokentape_core.text.render import CannotExtend as NotAppendable
-from tokentape_core.text.render import ChatRenderer, Prompt, RenderError
+from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt, RenderError
 
 
 async def build_prompt(

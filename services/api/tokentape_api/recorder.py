@@ -9,13 +9,16 @@ from tokentape_api.bodies import ChatRequest
 from tokentape_api.cache import Sessions
 from tokentape_api.engine import Engine
 from tokentape_api.prompts import build_prompt
-from tokentape_contracts.errors import SessionNotFound
+from tokentape_contracts.errors import SessionNotFound, TemplateMismatch
 from tokentape_contracts.events import TurnRecorded
 from tokentape_core.domain.decide import ensure_open, position, record_turn
 from tokentape_core.domain.match import MATCHERS
 from tokentape_core.domain.state import SessionState
 from tokentape_core.store import SeqTaken, Store
 from tokentape_core.text.render import ChatRenderer
+
+_LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
+"""Two names of one parameter: pinning one of them must not leave the agent the other."""
 
 
 class Recorder:
@@ -52,11 +55,12 @@ class Recorder:
         requested_at = self._clock()
         state = await self._sessions.load(session_id)
         ensure_open(state)
+        self._ensure_same_template(state)
         at = position(state, chat.messages, MATCHERS[state.opened.matcher])
         inherited = at.parent.tools if at.parent else None
         tools = chat.tools if chat.tools is not None else inherited
         prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
-        settings = {**chat.fields, **state.opened.pins}
+        settings = _pinned(chat.fields, state.opened.pins)
         if chat.template_kwargs:
             settings["chat_template_kwargs"] = chat.template_kwargs
         request = {**settings, "messages": chat.messages}
@@ -78,6 +82,15 @@ class Recorder:
         await self._commit(session_id, state, event)
         return generated.answer
 
+    def _ensure_same_template(self, state: SessionState) -> None:
+        """A suffix from another vocabulary or template would not fit the stored tokens (INV-2)."""
+        if state.opened.template != self._renderer.fingerprint:
+            raise TemplateMismatch(
+                f"the session was opened with family {state.opened.family!r}, tokenizer and template "
+                f"{state.opened.template}; this process has {self._renderer.fingerprint}. Start all API "
+                "processes with the same --tokenizer, --chat-template and --family"
+            )
+
     async def _commit(self, session_id: str, state: SessionState, event: TurnRecorded) -> None:
         """Appends the turn; if another took its seq, under the next one and with its own parent."""
         while True:
@@ -92,3 +105,9 @@ class Recorder:
                 raise
             self._sessions.appended(session_id, state, seq, event)
             return
+
+
+def _pinned(fields: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's fields with the pinned ones in place of the agent's, under either name of a length."""
+    hidden = _LENGTHS if _LENGTHS & pins.keys() else frozenset[str]()
+    return {**{name: value for name, value in fields.items() if name not in hidden}, **pins}

@@ -1,6 +1,8 @@
 """Running an API process."""
 
+import logging
 import signal
+from socket import socket
 
 from arq.connections import ArqRedis
 from starlette.applications import Starlette
@@ -16,6 +18,8 @@ from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.without_torch import without_torch
+
+log = logging.getLogger("tokentape.api")
 
 
 def build(settings: ApiSettings) -> Starlette:
@@ -54,9 +58,20 @@ def run(settings: ApiSettings) -> int:
         log_level="warning",
         timeout_graceful_shutdown=limits.DRAIN_S,
     )
-    server = Server(config)
+    server = _Server(config)
     # uvicorn raises the signal again once it has stopped in order; that must not end us with an error.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     server.run()
     return 0 if server.started else 1
+
+
+class _Server(Server):
+    """uvicorn's server, which says where it listens: `port` may have been 0."""
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                log.info("the API is ready at http://%s:%s", host, port)

@@ -32,10 +32,16 @@ def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[str, str]:
     return {**kept, ROUTING_HEADER: session_id}
 
 
-def to_client(headers: Mapping[str, str]) -> dict[str, str]:
-    """The engine's headers for the client."""
-    dropped = _HOP_BY_HOP | _FRAMING | _IDENTITY | _named_in_connection(headers)
-    return {name: value for name, value in headers.items() if name.lower() not in dropped}
+def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """The engine's headers for the client; a redirect within the engine stays within the session."""
+    dropped = _HOP_BY_HOP | _FRAMING | _IDENTITY | _named_in_connection(headers) | {"location"}
+    kept = {name: value for name, value in headers.items() if name.lower() not in dropped}
+    target = headers.get("location")
+    if target is not None and target.startswith(f"{base_url}/"):
+        target = target.removeprefix(base_url)
+    if target is not None and target.startswith("/") and not target.startswith("//"):
+        kept["location"] = f"/sessions/{session_id}{target}"
+    return kept
 
 
 def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:

@@ -72,3 +72,6 @@ class Engine(Protocol):
 
     async def ready(self) -> None:
         """Raises `EngineUnavailable` unless the engine says that it is healthy."""
+
+    async def close(self) -> None:
+        """Closes the connections."""

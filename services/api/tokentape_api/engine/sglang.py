@@ -5,6 +5,7 @@ and their log-probs (facts of SGLang 0.5.23). Everything that could make the rec
 the answer is used, and each complaint says what to set on the engine.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -62,6 +63,7 @@ class SGLangEngine:
         self, base_url: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=10.0, pool=timeout_s),
             limits=httpx.Limits(
@@ -71,10 +73,6 @@ class SGLangEngine:
             trust_env=False,
         )
 
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.aclose()
-
     async def generate(
         self, session_id: str, prompt: Ids, request: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Generated:
@@ -82,9 +80,13 @@ class SGLangEngine:
         body = orjson.dumps({**kept, **_OWNED, "input_ids": prompt}, option=orjson.OPT_SERIALIZE_NUMPY)
         sent = {**proxy_headers.to_engine(session_id, headers), "content-type": "application/json"}
         with _engine_errors(self._base_url):
-            async with self._client.stream(
-                "POST", f"{self._base_url}/v1/chat/completions", content=body, headers=sent
-            ) as response:
+            # httpx's own timeouts begin anew with every chunk.
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._client.stream(
+                    "POST", f"{self._base_url}/v1/chat/completions", content=body, headers=sent
+                ) as response,
+            ):
                 content = await _read(response)
         if response.status_code != 200:
             content_type = response.headers.get("content-type", "application/octet-stream")
@@ -99,7 +101,7 @@ class SGLangEngine:
         sent = proxy_headers.to_engine(session_id, headers)
         with _engine_errors(self._base_url):
             async with self._client.stream(method, url, content=body, headers=sent) as response:
-                received = proxy_headers.to_client(response.headers)
+                received = proxy_headers.to_client(session_id, self._base_url, response.headers)
                 yield Forwarded(response.status_code, received, response.aiter_bytes())
 
     async def ready(self) -> None:
@@ -107,6 +109,9 @@ class SGLangEngine:
             response = await self._client.get(f"{self._base_url}/health", timeout=limits.READY_TIMEOUT_S)
         if response.status_code != 200:
             raise EngineUnavailable(f"the engine's /health answers {response.status_code}")
+
+    async def close(self) -> None:
+        await self._client.aclose()
 
 
 @contextmanager
@@ -118,7 +123,7 @@ def _engine_errors(url: str) -> Iterator[None]:
         raise EngineUnavailable(
             f"the engine at {url} cannot be reached: {error or type(error).__name__}"
         ) from error
-    except httpx.TimeoutException as error:
+    except (httpx.TimeoutException, TimeoutError) as error:
         raise EngineTimeout(f"the engine at {url} did not answer in time ({type(error).__name__})") from error
     except httpx.TransportError as error:
         raise EngineUnavailable(f"the engine at {url} broke off: {error or type(error).__name__}") from error

@@ -49,6 +49,9 @@ class MemoryStore:
     async def ready(self) -> None:
         return
 
+    async def close(self) -> None:
+        return
+
     def _stream(self, session_id: str) -> dict[str, Event]:
         try:
             return self._streams[session_id]

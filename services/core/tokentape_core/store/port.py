@@ -48,4 +48,7 @@ class Store(Protocol):
         """The id of the last entry; None for an unknown session."""
 
     async def ready(self) -> None:
-        """Returns if the store answers."""
+        """Returns if the store answers and can do what it must."""
+
+    async def close(self) -> None:
+        """Closes the connections."""

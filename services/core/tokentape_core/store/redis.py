@@ -184,7 +184,13 @@ class RedisStore:
 
     async def ready(self) -> None:
         async with redis_errors():
-            await self._client.ping()
+            try:
+                await self._client.expire(keys.events("ready"), 1, gt=True)
+            except ResponseError as error:
+                raise StoreUnavailable(f"Redis 7.0 or newer is needed: EXPIRE … GT fails: {error}") from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
 
     async def _uuid_at(self, session_id: str, entry_id: str) -> str | None:
         async with redis_errors():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokentape_core.text.errors import (
-    CannotExtend,
+    NotAppendable,
     RenderError,
     TextError,
     TokenizerError,
@@ -15,9 +15,9 @@ from tokentape_core.text.tokenizer import Tokenizer
 
 __all__ = [
     "FAMILIES",
-    "CannotExtend",
     "ChatRenderer",
     "Family",
+    "NotAppendable",
     "Prompt",
     "RenderError",
     "TextError",

@@ -4,7 +4,7 @@ TextError
 ├── TokenizerError           the operator: another tokenizer, template or family
 │   └── UnknownFamilyError
 ├── RenderError              the caller: messages, tools or template arguments that cannot be rendered
-└── CannotExtend             nobody: the turn cannot continue its parent; start a new root or refuse it
+└── NotAppendable             nobody: the turn cannot continue its parent; start a new root or refuse it
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ class RenderError(TextError):
     """The messages cannot be rendered: they are malformed, or the chat template refused them."""
 
 
-class CannotExtend(TextError):
+class NotAppendable(TextError):
     """The new messages cannot be appended to the parent's tokens without guessing."""

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentape_core.text.boundary import Boundary
-from tokentape_core.text.errors import CannotExtend, RenderError, TokenizerError
+from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError
 from tokentape_core.text.families import Family
 from tokentape_core.text.messages import Message, template_messages
 from tokentape_core.text.tokenizer import Tokenizer
 
-__all__ = ["CannotExtend", "ChatRenderer", "Prompt", "RenderError"]
+__all__ = ["ChatRenderer", "NotAppendable", "Prompt", "RenderError"]
 
 _Ids = npt.NDArray[np.int32]
 _Tools = Sequence[Mapping[str, object]]
@@ -127,18 +127,18 @@ class ChatRenderer:
         it stopped at another token, such as <|endoftext|>) keeps all its tokens, and the suffix begins with
         the token that the template writes there.
 
-        Raises `CannotExtend` for a role that cannot be appended and for a template that cannot be cut after
+        Raises `NotAppendable` for a role that cannot be appended and for a template that cannot be cut after
         the assistant's turn, `RenderError` for messages that cannot be rendered.
         """
         if self._refusal is not None:
-            raise CannotExtend(self._refusal)
+            raise NotAppendable(self._refusal)
         self._check_roles(new_messages)
         new = self._convert(new_messages)
         text = self._render_after_turn(assistant, new, tools, template_kwargs)
         # The boundary token is tokenised with the rest: a vocabulary may let it swallow the spaces after it.
         following = self._encode(text)
         if not self._boundary.at_start(following):
-            raise CannotExtend(f"the tokenizer does not read {self._boundary.names} as one token")
+            raise NotAppendable(f"the tokenizer does not read {self._boundary.names} as one token")
         keep, suffix = self._boundary.join(parent_tokens, following)
         return Prompt(keep=keep, suffix=suffix)
 
@@ -149,7 +149,7 @@ class ChatRenderer:
         for message in messages:
             role = message.get("role") if isinstance(message, Mapping) else None
             if not isinstance(role, str) or role not in self.append_roles:
-                raise CannotExtend(
+                raise NotAppendable(
                     f"a message with role {role!r} cannot follow a recorded turn of family "
                     f"{self._family.name}; allowed: {', '.join(sorted(self.append_roles))}"
                 )
@@ -176,10 +176,10 @@ class ChatRenderer:
             if text.count(sentinel) == 1:
                 break
         else:
-            raise CannotExtend("the template does not write an assistant's message exactly once")
+            raise NotAppendable("the template does not write an assistant's message exactly once")
         end = self._boundary.find(text, text.index(sentinel) + len(sentinel))
         if end is None:
-            raise CannotExtend(f"the template does not end an assistant's turn with {self._boundary.names}")
+            raise NotAppendable(f"the template does not end an assistant's turn with {self._boundary.names}")
         return text[end:]
 
     def _dummy_assistant(self, assistant: Message, sentinel: str) -> Message:
@@ -231,7 +231,7 @@ class ChatRenderer:
         """Compile the template; say why it cannot extend any turn, or None if it can."""
         try:
             self._render_after_turn({}, (), None, None)
-        except CannotExtend as error:
+        except NotAppendable as error:
             return str(error)
         except RenderError as error:
             if isinstance(error.__cause__, jinja2.TemplateSyntaxError):

@@ -162,7 +162,9 @@ class Tokenizer:
         return table if same else None
 
     def _digest(self) -> str:
-        digest = hashlib.sha256(self._backend.to_str().encode())
+        # The vocabulary, not the library's serialisation of it, which changes between versions.
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
         # A tokenizer may carry several named templates: then this is a mapping.
         digest.update(json.dumps(self._hf.chat_template, sort_keys=True).encode())
         return digest.hexdigest()[:16]

@@ -1,0 +1,135 @@
+"""Waiting for the workers when announcements and results go astray."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import fakeredis
+import pytest
+from arq.connections import ArqRedis
+
+from tokentape_api.collect import Collector
+from tokentape_contracts import jobs, keys, limits
+from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull
+from tokentape_contracts.jobs import AssembleJob, JobResult
+
+JOB = AssembleJob("sid", "1-0", "digest", 1, None, None)
+RESULT = JobResult(b"payload", "hex", {"fold": 1.0})
+
+
+@pytest.fixture
+def server() -> fakeredis.FakeServer:
+    return fakeredis.FakeServer()
+
+
+def client(server: fakeredis.FakeServer) -> ArqRedis:
+    pool = fakeredis.FakeAsyncRedis(server=server).connection_pool
+    return ArqRedis(pool, job_serializer=jobs.serialize, job_deserializer=jobs.deserialize)
+
+
+@pytest.fixture
+async def worker(server: fakeredis.FakeServer) -> AsyncIterator[ArqRedis]:
+    """A client with which a test plays the worker."""
+    redis = client(server)
+    yield redis
+    await redis.aclose()
+
+
+@pytest.fixture
+async def collector(server: fakeredis.FakeServer) -> AsyncIterator[Collector]:
+    collector = Collector(client(server), client(server))
+    await collector.start()
+    yield collector
+    await collector.close()
+
+
+async def store(worker: ArqRedis) -> None:
+    await worker.hset(keys.samples("sid", "digest"), mapping=dict(RESULT.to_hash()))
+
+
+async def announce(worker: ArqRedis, outcome: str, detail: str = "") -> None:
+    for api_id, _ in await worker.zrange(keys.waiters("sid", "digest"), 0, -1, withscores=True):
+        fields = {"session": "sid", "request": "digest", "outcome": outcome, "detail": detail}
+        await worker.xadd(keys.replies(api_id.decode()), fields)
+
+
+async def until_queued(worker: ArqRedis) -> None:
+    async with asyncio.timeout(5):
+        while not await worker.zcard(keys.QUEUE):
+            await asyncio.sleep(0.005)
+
+
+async def test_announced_result(collector: Collector, worker: ArqRedis) -> None:
+    """A stored and announced result is returned; the queue holds one job and one wake token."""
+    waiting = asyncio.create_task(collector.collect(JOB, 5))
+    await until_queued(worker)
+    await asyncio.sleep(0.05)
+    assert (await worker.zcard(keys.QUEUE), await worker.llen(keys.WAKE)) == (1, 1)
+    await store(worker)
+    await announce(worker, "stored")
+    assert (await waiting).payload == b"payload"
+
+
+async def test_stored_result_needs_no_worker(collector: Collector, worker: ArqRedis) -> None:
+    """A repeated request finds the stored bytes and enqueues nothing."""
+    await store(worker)
+    assert (await collector.collect(JOB, 5)).digest == "hex"
+    assert await worker.zcard(keys.QUEUE) == 0
+
+
+async def test_lost_announcement(collector: Collector, worker: ArqRedis) -> None:
+    """A result whose announcement was lost is found within about a second."""
+    waiting = asyncio.create_task(collector.collect(JOB, 10))
+    await until_queued(worker)
+    await store(worker)
+    async with asyncio.timeout(limits.WAIT_SLICE_S + 2):
+        assert (await waiting).payload == b"payload"
+
+
+async def test_lost_job(collector: Collector, worker: ArqRedis) -> None:
+    """A job that Redis lost is enqueued again."""
+    waiting = asyncio.create_task(collector.collect(JOB, 10))
+    await until_queued(worker)
+    await worker.flushall()
+    await until_queued(worker)
+    waiting.cancel()
+
+
+async def test_announced_but_gone(
+    collector: Collector, worker: ArqRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An announced result that is gone costs a few looks, not a tight loop, and then the deadline."""
+    looks = 0
+    look = collector._look
+
+    async def counting(job: AssembleJob, deadline: float) -> JobResult | None:
+        nonlocal looks
+        looks += 1
+        return await look(job, deadline)
+
+    monkeypatch.setattr(collector, "_look", counting)
+    waiting = asyncio.create_task(collector.collect(JOB, 1.5))
+    await until_queued(worker)
+    await announce(worker, "stored")
+    with pytest.raises(DeadlineExceeded):
+        await waiting
+    assert looks <= 5
+
+
+async def test_failed_job(collector: Collector, worker: ArqRedis) -> None:
+    """A dead child process is reported with its reason."""
+    waiting = asyncio.create_task(collector.collect(JOB, 5))
+    await until_queued(worker)
+    await announce(worker, "failed", "was killed by SIGKILL")
+    with pytest.raises(AssemblyFailed, match="SIGKILL"):
+        await waiting
+
+
+async def test_queue_full(collector: Collector, worker: ArqRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound a collect is refused at once; one whose job is in the queue already is not."""
+    monkeypatch.setattr(limits, "QUEUE_DEPTH", 2)
+    await worker.zadd(keys.QUEUE, {"a": 1, "b": 2})
+    with pytest.raises(QueueFull, match="2 collects"):
+        await collector.collect(JOB, 5)
+    await worker.zadd(keys.QUEUE, {JOB.job_id: 3})
+    with pytest.raises(DeadlineExceeded):
+        await collector.collect(JOB, 0.1)

@@ -1,0 +1,54 @@
+"""What holds for every page: links lead somewhere, names exist, commands are ones that there are."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import DOCS, PAGES, ROOT, anchors, blocks, links, name_of
+from tokentape_cli.main import build_parser
+
+COMMANDS = [block for page in PAGES for block in blocks(page, "sh")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file or folder that is there, and a heading in it."""
+    for link in links(page):
+        if "://" in link:
+            continue
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        assert not fragment or fragment in anchors(target), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md links to each page below it."""
+    index = DOCS / "README.md"
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(index)}
+    assert [name_of(page) for page in DOCS.rglob("*.md") if page not in linked | {index}] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tests_and_files_that_are_named_exist(page: Path) -> None:
+    """A path in backticks is in the tree; `tests/…py::test_name` names a test."""
+    for path, _, test in re.findall(
+        r"`((?:contracts|services|driver|tests|docs|scripts|benchmarks)/[\w./-]+)(::(\w+))?`",
+        page.read_text(),
+    ):
+        assert (ROOT / path).exists(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), test
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_commands_are_right(block: object) -> None:
+    """Every `tokentape …` line of a shell block is a command line that the command takes."""
+    for line in block.code.splitlines():  # type: ignore[attr-defined]
+        program, *arguments = (
+            shlex.split(line.partition("#")[0], posix=True) if "tokentape " in line else [""]
+        )
+        if program.rpartition("/")[2] == "tokentape":
+            assert build_parser().parse_args(arguments).command == arguments[0]
