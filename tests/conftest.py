@@ -11,6 +11,14 @@ from tokentape_cli.embedded import DATABASES, EmbeddedValkey
 _databases = itertools.count(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under `-n`, a file's tests stay together, and so does the engine's folder, which trains a model."""
+    for item in items:
+        folder = item.path.parent.name
+        group = folder if folder == "engine" else f"{folder}/{item.path.name}"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[EmbeddedValkey]:
     """One real server for the whole run; tests share it and never flush it."""
