@@ -7,7 +7,7 @@ from pathlib import Path
 
 DEFAULT_PORT = 30000
 DEFAULT_MODEL_DIR = Path(".tokentape/reference-model")
-TRAIN_STEPS = 240
+TRAIN_STEPS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
