@@ -70,11 +70,16 @@ class Collector:
         end = now() + deadline_s
         while True:
             with self._announcement(job) as announced:
-                result = await self._look(job, time.time() + end - now())
+                result, (queued, is_queued) = await asyncio.gather(
+                    self._look(job, time.time() + end - now()), self._look_at_queue(job)
+                )
                 if result is not None:
                     return result
-                await self._enqueue(job, end - now())
                 left = end - now()
+                if not is_queued:
+                    if queued >= limits.QUEUE_DEPTH:
+                        raise QueueFull(f"{queued} collects wait for a worker already")
+                    await self._enqueue(job, left)
                 await asyncio.wait({announced}, timeout=max(0.0, min(limits.WAIT_SLICE_S, left)))
                 if announced.done() and (failure := announced.result()) is not None:
                     raise AssemblyFailed(failure)
@@ -105,19 +110,21 @@ class Collector:
             *_, fields = await pipe.execute()
         return JobResult.from_hash(fields) if fields else None
 
-    async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
+    async def _look_at_queue(self, job: AssembleJob) -> tuple[int, bool]:
+        """How many jobs wait or run, and whether this one is among them."""
         async with redis_errors():
             pipe = self._client.pipeline(transaction=False)
             pipe.zcard(keys.QUEUE)
             pipe.zscore(keys.QUEUE, job.job_id)
             queued, score = await pipe.execute()
-            if score is not None:
-                return
-            if queued >= limits.QUEUE_DEPTH:
-                raise QueueFull(f"{queued} collects wait for a worker already")
+        return queued, score is not None
+
+    async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
+        async with redis_errors():
             await self._client.enqueue_job(
                 jobs.FUNCTION, job.to_json(), _job_id=job.job_id, _expires=max(1.0, left_s) + _WAITERS_EXTRA_S
             )
+            pipe = self._client.pipeline(transaction=False)
             pipe.rpush(keys.WAKE, b"1")
             pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
             await pipe.execute()

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import orjson
 import redis.asyncio
+import uvloop
 
 from tokentape_assembler.outcome import outcome_of
 from tokentape_contracts import keys, limits
@@ -85,7 +86,7 @@ def main() -> None:
     _send(channel, {"ready": True})
     lines: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_receive, args=(lines,), daemon=True).start()
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         while True:
             _send(channel, runner.run(child.answer(lines.get())))
 

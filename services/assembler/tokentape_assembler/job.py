@@ -74,26 +74,31 @@ class JobRunner:
         )
 
     async def _outcome(self, job: AssembleJob, job_try: int) -> Outcome:
-        if await self._client.exists(keys.samples(job.session_id, job.request)):
+        pipe = self._client.pipeline(transaction=False)
+        pipe.exists(keys.samples(job.session_id, job.request))
+        pipe.zrangebyscore(*_in_time(job), withscores=True)
+        is_stored, rows = await pipe.execute()
+        if is_stored:
             return Outcome("stored", "by an earlier run")
         if job_try > limits.JOB_TRIES:
             return Outcome("failed", f"{limits.JOB_TRIES} workers ended while they ran this job")
         try:
-            return await self._assemble(job)
+            return await self._assemble(job, dict(rows))
         except ExecutorError as error:
             return Outcome("failed", str(error))
 
-    async def _assemble(self, job: AssembleJob) -> Outcome:
+    async def _assemble(self, job: AssembleJob, waiters: Mapping[bytes, float]) -> Outcome:
         """Runs the assembly for as long as somebody waits for it; others may join with a later deadline."""
         run: asyncio.Task[bytes] | None = None
         try:
-            while waiters := await self._waiters(job):
+            while waiters:
                 run = run or asyncio.create_task(
                     self._executors.run(orjson.dumps(job.to_json()), limits.ASSEMBLY_TIMEOUT_S)
                 )
                 done, _ = await asyncio.wait({run}, timeout=max(waiters.values()) - time.time())
                 if done:
                     return _read(run.result())
+                waiters = await self._waiters(job)
             return DROPPED
         finally:
             if run is not None and not run.done():
@@ -102,9 +107,7 @@ class JobRunner:
 
     async def _waiters(self, job: AssembleJob) -> dict[bytes, float]:
         """API process → deadline in Unix seconds, without those whose deadline has passed."""
-        key = keys.waiters(job.session_id, job.request)
-        rows = await self._client.zrangebyscore(key, f"({time.time()}", "+inf", withscores=True)
-        return dict(rows)
+        return dict(await self._client.zrangebyscore(*_in_time(job), withscores=True))
 
     async def _announce(self, job: AssembleJob, outcome: Outcome) -> None:
         fields: dict[Any, Any] = {
@@ -119,6 +122,11 @@ class JobRunner:
             pipe.xadd(key, fields, maxlen=limits.REPLY_STREAM_LENGTH, approximate=True)
             pipe.expire(key, limits.REPLY_STREAM_S)
         await pipe.execute()
+
+
+def _in_time(job: AssembleJob) -> tuple[str, str, str]:
+    """The range of the waiters whose deadline has not passed."""
+    return keys.waiters(job.session_id, job.request), f"({time.time()}", "+inf"
 
 
 def _read(answer: bytes) -> Outcome:

@@ -7,6 +7,7 @@ import sys
 from typing import Final
 
 import orjson
+import uvloop
 
 from tokentape_assembler.executor import ChildDied, ExecutorPool
 from tokentape_assembler.job import JobRunner
@@ -29,7 +30,7 @@ def run(settings: AssemblerSettings) -> int:
     # arq logs a line with the arguments for every job; ours has what matters and no payload.
     logging.getLogger("arq").setLevel(logging.WARNING)
     try:
-        asyncio.run(_serve_until_signal(settings))
+        uvloop.run(_serve_until_signal(settings))
     except (ChildDied, ValueError) as error:
         log.critical("the assembler cannot start: %s", error)
         return 1
