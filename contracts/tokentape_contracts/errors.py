@@ -10,7 +10,9 @@
     │   ├── MethodNotAllowed        405  the path exists, the method does not
     │   ├── ContractUnsupported     406  no common version of the samples format
     │   ├── SessionFull             409  the session holds as many turns as it may
+    │   ├── TurnTruncated           409  a turn that was cut at its length cannot be continued
     │   ├── RequestTooLarge         413  the body is above its limit
+    │   ├── HookFailed              422  a pick or finish hook raised, or broke its contract
     │   └── PrefixBroken            422  a turn's prompt does not begin with its parent's tokens
     ├── RetryableError          nothing is wrong with the request: send it again later
     │   ├── AssemblyFailed          503  the worker's child process died
@@ -24,6 +26,7 @@
         ├── EngineReplyInvalid      502  the engine's answer cannot be recorded
         ├── EventUnsupported        500  the stream holds an event of a newer version
         ├── TemplateMismatch        500  the session was opened with another tokenizer or template
+        ├── MatcherFailed           500  a matcher raised, or answered neither true nor false
         ├── StreamCorrupt           500  the stream breaks an invariant
         └── InternalError           500  a defect of Tokentape
 
@@ -100,8 +103,16 @@ class SessionFull(RequestError):
     code = "session_full"
 
 
+class TurnTruncated(RequestError):
+    code = "turn_truncated"
+
+
 class RequestTooLarge(RequestError):
     code = "request_too_large"
+
+
+class HookFailed(RequestError):
+    code = "hook_failed"
 
 
 class PrefixBroken(RequestError):
@@ -156,6 +167,10 @@ class TemplateMismatch(ServerFault):
     code = "template_mismatch"
 
 
+class MatcherFailed(ServerFault):
+    code = "matcher_failed"
+
+
 class StreamCorrupt(ServerFault):
     code = "stream_corrupt"
 
@@ -182,7 +197,9 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     MethodNotAllowed: Rule(405, False, Actor.CALLER),
     ContractUnsupported: Rule(406, False, Actor.CALLER),
     SessionFull: Rule(409, False, Actor.CALLER),
+    TurnTruncated: Rule(409, False, Actor.CALLER),
     RequestTooLarge: Rule(413, False, Actor.CALLER),
+    HookFailed: Rule(422, False, Actor.OPERATOR),
     PrefixBroken: Rule(422, False, Actor.CALLER),
     AssemblyFailed: Rule(503, True, Actor.NOBODY),
     EngineUnavailable: Rule(503, True, Actor.OPERATOR),
@@ -194,6 +211,7 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     EngineReplyInvalid: Rule(502, False, Actor.OPERATOR),
     EventUnsupported: Rule(500, False, Actor.OPERATOR),
     TemplateMismatch: Rule(500, False, Actor.OPERATOR),
+    MatcherFailed: Rule(500, False, Actor.OPERATOR),
     StreamCorrupt: Rule(500, False, Actor.MAINTAINER),
     InternalError: Rule(500, False, Actor.MAINTAINER),
 }

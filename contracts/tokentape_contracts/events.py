@@ -50,7 +50,7 @@ class SessionOpened:
 
     Attributes:
         id: uuid of the event.
-        mode: `linear`.
+        mode: `linear` or `tree`.
         matcher: how a request's messages are compared with recorded ones.
         family: name of the model family whose boundary rules apply.
         max_trim_tokens: how many trailing tokens of a turn the next prompt may render anew.

@@ -25,7 +25,8 @@ CONTRACT_HEADER: Final = "Tokentape-Contract"
 DIGEST_HEADER: Final = "Tokentape-Digest"
 """Reply header: `sha-256=<hex>` of the body."""
 
-MODES: Final = ("linear",)
+MODES: Final = ("linear", "tree")
+"""`linear`: one path, one sample. `tree`: everything that was sampled is kept, one sample per kept leaf."""
 PIN_FIELDS: Final = frozenset(
     {
         "frequency_penalty",

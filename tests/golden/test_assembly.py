@@ -21,8 +21,8 @@ FILE = Path(os.environ.get("GOLDEN_CASES", Path(__file__).parent / "assembly.jso
 
 
 def _covered(case: dict[str, Any]) -> bool:
-    """Linear cases without routed experts."""
-    return case["mode"] == "linear" and not any("routed_experts" in turn for turn in case["turns"])
+    """Cases without routed experts."""
+    return not any("routed_experts" in turn for turn in case["turns"])
 
 
 CASES = [case for line in FILE.read_text().splitlines() if _covered(case := json.loads(line))]
@@ -42,7 +42,8 @@ def test_case(case: dict[str, Any]) -> None:
         with pytest.raises(PrefixBroken):
             assemble(state, _decode, max_seq_len=case["max_seq_len"])
         return
-    assembly = assemble(state, _decode, max_seq_len=case["max_seq_len"])
+    assembly = assemble(state, _decode, max_seq_len=case["max_seq_len"], metadata=case["agent_metadata"])
+    assert assembly.session_metadata.get("tree") == expect["tree"]
     assert assembly.empty_reason == expect["empty_reason"]
     assert [_plain(sample) for sample in assembly.samples] == expect["samples"]
 
@@ -104,7 +105,10 @@ def _plain(sample: Sample) -> dict[str, Any]:
         "weight_versions": sample.weight_versions,
         "prefix_cache_info": sample.prefix_cache_info,
         "reward": sample.reward,
-        "metadata": sample.metadata,
+        "metadata": {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in sample.metadata.items()
+        },
         "rollout_routed_experts": sample.rollout_routed_experts,
         "rollout_indexer_topk": sample.rollout_indexer_topk,
     }

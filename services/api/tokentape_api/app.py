@@ -18,6 +18,8 @@ from tokentape_api.routes import chat, health, proxy, samples, sessions
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
 from tokentape_contracts.errors import MethodNotAllowed, TokentapeError
+from tokentape_core.domain.match import MATCHERS
+from tokentape_core.loading import load_matcher
 from tokentape_core.store import Store
 from tokentape_core.text.render import ChatRenderer
 
@@ -28,10 +30,15 @@ _ANY = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 def build_app(
     settings: ApiSettings, *, store: Store, engine: Engine, renderer: ChatRenderer, collector: Collector
 ) -> Starlette:
-    """The application. Nothing connects before its lifespan begins."""
+    """The application. Nothing connects before its lifespan begins.
+
+    Raises:
+        LoadError: there is no such matcher.
+    """
     cached = Sessions(store)
-    recorder = Recorder(cached, store, engine, renderer)
-    services = Services(settings, store, cached, engine, renderer, recorder, collector)
+    matchers = {**MATCHERS, settings.matcher: load_matcher(settings.matcher)}
+    recorder = Recorder(cached, store, engine, renderer, matchers)
+    services = Services(settings, store, cached, engine, renderer, matchers, recorder, collector)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -9,10 +9,10 @@ from tokentape_api.bodies import ChatRequest
 from tokentape_api.cache import Sessions
 from tokentape_api.engine import Engine
 from tokentape_api.prompts import build_prompt
-from tokentape_contracts.errors import SessionNotFound, TemplateMismatch
+from tokentape_contracts.errors import CannotExtend, MatcherFailed, SessionNotFound, TemplateMismatch
 from tokentape_contracts.events import TurnRecorded
-from tokentape_core.domain.decide import ensure_open, position, record_turn
-from tokentape_core.domain.match import MATCHERS
+from tokentape_core.domain.decide import Position, ensure_open, position, record_turn
+from tokentape_core.domain.match import Matcher
 from tokentape_core.domain.state import SessionState
 from tokentape_core.store import SeqTaken, Store
 from tokentape_core.text.render import ChatRenderer
@@ -25,6 +25,7 @@ class Recorder:
     """Sends a session's chat turns to the engine and records them.
 
     Args:
+        matchers: those that a session may have been opened with, by name.
         clock: Unix seconds.
     """
 
@@ -34,12 +35,14 @@ class Recorder:
         store: Store,
         engine: Engine,
         renderer: ChatRenderer,
+        matchers: Mapping[str, Matcher],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sessions = sessions
         self._store = store
         self._engine = engine
         self._renderer = renderer
+        self._matchers = matchers
         self._clock = clock
 
     async def chat(self, session_id: str, chat: ChatRequest, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -56,10 +59,17 @@ class Recorder:
         state = await self._sessions.load(session_id)
         ensure_open(state)
         self._ensure_same_template(state)
-        at = position(state, chat.messages, MATCHERS[state.opened.matcher])
+        at = position(state, chat.messages, self._matcher(state))
         inherited = at.parent.tools if at.parent else None
         tools = chat.tools if chat.tools is not None else inherited
-        prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
+        try:
+            prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
+        except CannotExtend:
+            if state.opened.mode != "tree" or at.parent is None:
+                raise
+            # The template cannot append these messages: the whole conversation begins a new root.
+            at = Position(None, list(chat.messages))
+            prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
         settings = _pinned(chat.fields, state.opened.pins)
         if chat.template_kwargs:
             settings["chat_template_kwargs"] = chat.template_kwargs
@@ -81,6 +91,15 @@ class Recorder:
         )
         await self._commit(session_id, state, event)
         return generated.answer
+
+    def _matcher(self, state: SessionState) -> Matcher:
+        try:
+            return self._matchers[state.opened.matcher]
+        except KeyError:
+            raise MatcherFailed(
+                f"the session was opened with matcher {state.opened.matcher!r}, which this process does not "
+                "have. Start all API processes with the same --matcher"
+            ) from None
 
     def _ensure_same_template(self, state: SessionState) -> None:
         """A suffix from another vocabulary or template would not fit the stored tokens (INV-2)."""

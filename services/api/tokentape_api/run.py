@@ -45,6 +45,7 @@ def run(settings: ApiSettings) -> int:
 
     Raises:
         TokenizerError: the tokenizer cannot be loaded or does not fit the family.
+        LoadError: there is no such matcher.
     """
     without_torch()
     config = Config(

@@ -1,5 +1,6 @@
 """What the routes use, composed once per process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokentape_api.cache import Sessions
@@ -7,6 +8,7 @@ from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine
 from tokentape_api.recorder import Recorder
 from tokentape_api.settings import ApiSettings
+from tokentape_core.domain.match import Matcher
 from tokentape_core.store import Store
 from tokentape_core.text.render import ChatRenderer
 
@@ -20,5 +22,6 @@ class Services:
     sessions: Sessions
     engine: Engine
     renderer: ChatRenderer
+    matchers: Mapping[str, Matcher]
     recorder: Recorder
     collector: Collector

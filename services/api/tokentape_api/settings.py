@@ -17,7 +17,7 @@ class ApiSettings:
         chat_template: a Jinja file that replaces the tokenizer's own chat template.
         family: the model family, whose boundary rules apply.
         mode: of sessions that name none.
-        matcher: of sessions that name none.
+        matcher: of sessions that name none; a built-in name, or the import path of a function.
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         engine_timeout_s: the longest generation.

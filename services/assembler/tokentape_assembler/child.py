@@ -1,6 +1,6 @@
 """The program of a child process: jobs come in as lines on stdin, answers go out as lines on stdout.
 
-    parent → child    {"redis_url": …, "tokenizer": …}          once
+    parent → child    {"redis_url": …, "tokenizer": …, "pick_hook": …, "finish_hook": …}   once
     child → parent    {"ready": true} or {"error": why}         once
     parent → child    a job (`AssembleJob.to_json`)             any number of times, one at a time
     child → parent    {"outcome": …, "detail": …, "timing_ms": …}
@@ -28,7 +28,9 @@ import uvloop
 from tokentape_assembler.outcome import outcome_of
 from tokentape_contracts import keys, limits
 from tokentape_contracts.jobs import AssembleJob, JobResult
-from tokentape_core.domain.assemble import Decode
+from tokentape_core.domain.path import Decode
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
+from tokentape_core.loading import load_function
 from tokentape_core.store import RedisStore, connect, redis_errors
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.without_torch import without_torch
@@ -39,16 +41,17 @@ _DETAIL_CHARS: Final = 2_000
 class Child:
     """Assembles one job after the other."""
 
-    def __init__(self, client: redis.asyncio.Redis, decode: Decode) -> None:
+    def __init__(self, client: redis.asyncio.Redis, decode: Decode, hooks: Hooks = DEFAULT_HOOKS) -> None:
         self._client = client
         self._store = RedisStore(client)
         self._decode = decode
+        self._hooks = hooks
 
     async def answer(self, line: bytes) -> dict[str, Any]:
         """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none."""
         try:
             job = AssembleJob.from_json(orjson.loads(line))
-            result = await outcome_of(job, self._store, self._decode)
+            result = await outcome_of(job, self._store, self._decode, self._hooks)
             await self._save(job, result)
         except Exception as error:  # whatever it is, the waiting driver must hear of it
             traceback.print_exc()
@@ -77,7 +80,8 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         hello = orjson.loads(sys.stdin.buffer.readline())
-        child = Child(connect(hello["redis_url"]), Tokenizer.load(hello["tokenizer"]).decode)
+        hooks = _hooks(hello["pick_hook"], hello["finish_hook"])
+        child = Child(connect(hello["redis_url"]), Tokenizer.load(hello["tokenizer"]).decode, hooks)
     except Exception as error:
         _send(channel, {"error": _describe(error)})
         sys.exit(1)
@@ -89,6 +93,13 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         while True:
             _send(channel, runner.run(child.answer(lines.get())))
+
+
+def _hooks(pick: str | None, finish: str | None) -> Hooks:
+    return Hooks(
+        load_function(pick) if pick else DEFAULT_HOOKS.pick,
+        load_function(finish) if finish else DEFAULT_HOOKS.finish,
+    )
 
 
 def _receive(lines: SimpleQueue[bytes]) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from tokentape_contracts.errors import (
     EventUnsupported,
+    HookFailed,
     PrefixBroken,
     SessionNotFound,
     StreamCorrupt,
@@ -13,12 +14,15 @@ from tokentape_contracts.errors import (
 )
 from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_contracts.samples import encode_samples
-from tokentape_core.domain.assemble import Decode, assemble
+from tokentape_core.domain.assemble import assemble
+from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.store import Store
 
 REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     EventUnsupported,
+    HookFailed,
     PrefixBroken,
     SessionNotFound,
     StreamCorrupt,
@@ -26,7 +30,9 @@ REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
 """Errors that the same events give every time: outcomes, like samples."""
 
 
-async def outcome_of(job: AssembleJob, store: Store, decode: Decode) -> JobResult:
+async def outcome_of(
+    job: AssembleJob, store: Store, decode: Decode, hooks: Hooks = DEFAULT_HOOKS
+) -> JobResult:
     """The outcome of a job. Equal for equal events up to the tail but for `timing_ms` (INV-9).
 
     `timing_ms`: `fold` with the reading of the stream, `assemble`, `encode`; the stages before a refusal.
@@ -45,7 +51,7 @@ async def outcome_of(job: AssembleJob, store: Store, decode: Decode) -> JobResul
     try:
         state = await _read(job, store)
         lap("fold")
-        assembly = assemble(state, decode, max_seq_len=job.max_seq_len)
+        assembly = assemble(state, decode, max_seq_len=job.max_seq_len, metadata=job.metadata, hooks=hooks)
         lap("assemble")
     except REFUSALS as error:
         return JobResult(b"", "", timing_ms, error)

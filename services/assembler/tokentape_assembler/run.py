@@ -45,7 +45,14 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         ValueError: `redis_url` is not a Redis URL.
     """
     client = connect(settings.redis_url)
-    hello = orjson.dumps({"redis_url": settings.redis_url, "tokenizer": settings.tokenizer})
+    hello = orjson.dumps(
+        {
+            "redis_url": settings.redis_url,
+            "tokenizer": settings.tokenizer,
+            "pick_hook": settings.pick_hook,
+            "finish_hook": settings.finish_hook,
+        }
+    )
     pool = ExecutorPool(settings.workers, CHILD, hello)
     try:
         await pool.start()

@@ -10,6 +10,8 @@ class AssemblerSettings:
     Attributes:
         redis_url: `redis://`, `rediss://` or `unix://`; may hold a password, so it is never shown.
         tokenizer: directory or name of the model's tokenizer, which decodes the samples' text.
+        pick_hook: import path of the function that picks a tree's leaves; None is the default.
+        finish_hook: import path of the function that finishes a tree's samples; None is the default.
         workers: assemblies that run at the same time, each in a child process of its own.
 
     Raises:
@@ -19,6 +21,8 @@ class AssemblerSettings:
     redis_url: str = field(repr=False)
     tokenizer: str
     workers: int = 1
+    pick_hook: str | None = None
+    finish_hook: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1:

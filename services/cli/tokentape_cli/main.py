@@ -55,11 +55,12 @@ def _api(arguments: argparse.Namespace) -> int:
     options.required(settings, "engine-url", "tokenizer", "redis-url")
     from tokentape_api.run import run
     from tokentape_api.settings import ApiSettings
+    from tokentape_core.loading import LoadError
     from tokentape_core.text.errors import TokenizerError
 
     try:
         return run(ApiSettings(**options.values(settings, options.API)))
-    except TokenizerError as error:
+    except (LoadError, TokenizerError) as error:
         raise UsageError(str(error)) from error
 
 

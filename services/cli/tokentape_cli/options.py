@@ -93,15 +93,21 @@ OPTIONS: Final[Mapping[str, Option]] = {
     ),
     "mode": Option("mode of sessions that name none", MODES[0], choices=MODES, metavar="|".join(MODES)),
     "matcher": Option(
-        "how a request's messages are compared with the recorded ones, in sessions that name none",
+        "how a request's messages are compared with the recorded ones, in sessions that name none: "
+        f"{', '.join(MATCHERS)}, or the import path of a function",
         "loose_tool_call",
-        choices=tuple(MATCHERS),
         metavar="NAME",
     ),
     "redis-url": Option(
         "where sessions are kept",
         parse=_url("redis", "rediss", "unix"),
         metavar="URL",
+    ),
+    "pick-hook": Option(
+        "import path of the function that picks a tree's leaves, in place of the default", metavar="PATH"
+    ),
+    "finish-hook": Option(
+        "import path of the function that finishes a tree's samples, in place of the default", metavar="PATH"
     ),
     "workers": Option("assemblies that run at the same time", 1, _at_least(1), metavar="N"),
     "engine-timeout-s": Option(
@@ -121,7 +127,7 @@ API: Final = (
     "redis-url",
     "engine-timeout-s",
 )
-ASSEMBLER: Final = ("tokenizer", "redis-url", "workers")
+ASSEMBLER: Final = ("tokenizer", "redis-url", "workers", "pick-hook", "finish-hook")
 ALL: Final = tuple(OPTIONS)
 
 _OTHER_VARIABLES: Final = frozenset({f"{PREFIX}CACHE_DIR"})

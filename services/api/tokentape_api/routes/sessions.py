@@ -16,7 +16,6 @@ from tokentape_contracts.errors import SessionDeleted
 from tokentape_contracts.events import SessionOpened, SessionSealed
 from tokentape_contracts.http import OpenRequest
 from tokentape_core.domain import view
-from tokentape_core.domain.match import MATCHERS
 from tokentape_core.domain.state import SessionState
 
 
@@ -25,7 +24,7 @@ async def open_session(request: Request) -> Response:
     services: Services = request.app.state.services
     settings, renderer = services.settings, services.renderer
     body = await read_body(request, limits.SMALL_BODY_BYTES)
-    wanted = OpenRequest.parse(body, matchers=tuple(MATCHERS))
+    wanted = OpenRequest.parse(body, matchers=tuple(services.matchers))
     session_id = uuid.uuid4().hex
     opened = SessionOpened(
         id=uuid.uuid4().hex,

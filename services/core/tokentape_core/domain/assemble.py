@@ -1,45 +1,27 @@
-"""Assembly: a path of turns becomes one training sample.
+"""Assembly: what a samples request gives of a session.
 
-Three passes over the turns of a path:
-
-1. *Cut.* What the next turn's prompt did not keep of a turn's output (at most `max_trim_tokens`, a stop token
-   that the template renders again) is taken from that output, so that no token counts twice.
-2. *Truncate*, turn by turn and before merging: the first turn above `max_seq_len` loses output from its end;
-   if its prompt alone does not fit it is dropped; later turns are dropped.
-3. *Merge* while the turn before is `completed`. Tokens between two outputs came from the environment: loss
-   mask 0, log-prob 0.0.
-
-Shapes: `T` tokens of the sample, `R` tokens of its response.
+`path` turns one root-to-leaf path into a sample; here it is decided of which paths there is one.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from tokentape_contracts.errors import PrefixBroken
-from tokentape_contracts.events import Ids
-from tokentape_contracts.samples import Sample, Status
-from tokentape_core.domain.state import SessionState, Turn
+from tokentape_contracts.errors import HookFailed
+from tokentape_contracts.samples import Sample
+from tokentape_core.domain.path import Decode, path_sample
+from tokentape_core.domain.state import SessionState
+from tokentape_core.domain.tree import (
+    DEFAULT_HOOKS,
+    Hooks,
+    Leaf,
+    LeafSample,
+    Pick,
+    leaf_metadata,
+    leaves,
+)
 from tokentape_core.domain.view import session_metadata
-
-Decode = Callable[[Ids], str]
-"""Token ids to text."""
-
-_STATUS: Final = {
-    "stop": Status.COMPLETED,
-    "tool_calls": Status.COMPLETED,
-    "length": Status.TRUNCATED,
-    "abort": Status.ABORTED,
-}
-_SPEC_COUNTERS: Final = {
-    "spec_num_correct_drafts": ("spec_num_correct_drafts", "spec_accept_token_num"),
-    "spec_num_proposed_drafts": ("spec_num_proposed_drafts", "spec_draft_token_num"),
-    "spec_verify_ct": ("spec_verify_ct",),
-}
-"""Our name of each speculative-decoding counter, and the names that SGLang gave it over time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,182 +39,77 @@ class Assembly:
     empty_reason: str | None = None
 
 
-def assemble(state: SessionState, decode: Decode, *, max_seq_len: int | None = None) -> Assembly:
-    """The samples of a session: for a linear one exactly one, the path to the newest turn.
+def assemble(
+    state: SessionState,
+    decode: Decode,
+    *,
+    max_seq_len: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    hooks: Hooks = DEFAULT_HOOKS,
+) -> Assembly:
+    """The samples of a session.
+
+    A linear one gives exactly one, the path to the newest turn. In tree mode every leaf that the pick hook
+    keeps gives one, and the finish hook has the last word on them.
 
     Args:
         decode: decodes one piece of the response; the pieces' texts are concatenated.
         max_seq_len: longest sample in tokens, prompt included.
+        metadata: the agent's own, for the finish hook; a linear session's is applied by the driver.
 
     Raises:
         PrefixBroken: a turn's prompt does not begin with its parent's tokens.
+        HookFailed: a hook raised or broke its contract.
     """
-    metadata = session_metadata(state)
+    about = session_metadata(state)
     if state.head is None:
-        return Assembly([], metadata, "no_records")
-    sample = assemble_path(state.head.path, state.opened.max_trim_tokens, decode, max_seq_len)
-    if sample is None:
-        return Assembly([], metadata, "all_truncated")
-    return Assembly([sample], metadata)
+        return Assembly([], about, "no_records")
+    if state.opened.mode == "tree":
+        samples = _tree_samples(state, decode, max_seq_len, metadata or {}, hooks)
+    else:
+        built = path_sample(state.head.path, state.opened.max_trim_tokens, decode, max_seq_len)
+        samples = [built[0]] if built else []
+    return Assembly(samples, about, None if samples else "all_truncated")
 
 
-def assemble_path(
-    path: Sequence[Turn], max_trim_tokens: int, decode: Decode, max_seq_len: int | None
-) -> Sample | None:
-    """The sample of one root-to-leaf path; None if nothing of it fits into `max_seq_len`."""
-    pieces = _cut(path, max_trim_tokens)
-    if max_seq_len is not None:
-        pieces = _truncate(pieces, max_seq_len)
-    return _merge(pieces, decode) if pieces else None
+def _tree_samples(
+    state: SessionState,
+    decode: Decode,
+    max_seq_len: int | None,
+    metadata: Mapping[str, Any],
+    hooks: Hooks,
+) -> list[Sample]:
+    items = []
+    for leaf in _picked(leaves(state), hooks.pick):
+        built = path_sample(leaf.path, state.opened.max_trim_tokens, decode, max_seq_len)
+        if built is not None:
+            sample, spans = built
+            sample.metadata["accumulated_token_ids"] = leaf.turn.tokens
+            sample.metadata["leaf"] = leaf_metadata(leaf)
+            items.append(LeafSample(leaf, sample, spans))
+    with _hook(hooks.finish):
+        hooks.finish(items, metadata)
+    return [item.sample for item in items]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """A turn in the making of a sample: its first `size` output tokens, which end at `end`."""
-
-    turn: Turn
-    size: int
-    status: Status
-
-    @property
-    def start(self) -> int:
-        return self.turn.prompt_length
-
-    @property
-    def end(self) -> int:
-        return self.turn.prompt_length + self.size
+def _picked(all_leaves: Sequence[Leaf], pick: Pick) -> list[Leaf]:
+    with _hook(pick):
+        picked = list(pick(tuple(all_leaves)))
+        seqs = [leaf.turn.seq for leaf in picked]
+    known = {leaf.turn.seq for leaf in all_leaves}
+    if len(set(seqs)) != len(seqs) or not known.issuperset(seqs):
+        raise HookFailed(f"pick hook {_name(pick)} must return leaves that it was given, each at most once")
+    return picked
 
 
-def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[_Piece]:
-    final = path[-1].tokens
-    prompted = len(final)  # what lies behind the shortest later prompt was sampled by a later turn
-    pieces: list[_Piece] = []
-    for turn in reversed(path):
-        output = turn.event.output
-        size = _common_length(output, final[turn.prompt_length : prompted])
-        prompted = min(prompted, turn.prompt_length)
-        allowed = 0 if turn is path[-1] else max_trim_tokens
-        if len(output) - size > allowed:
-            raise PrefixBroken(
-                f"turn {turn.seq}: {len(output) - size} of its {len(output)} output tokens are not in the "
-                f"prompt of a later turn; {allowed} may be missing"
-            )
-        pieces.append(_Piece(turn, size, _STATUS.get(turn.event.finish, Status.FAILED)))
-    return pieces[::-1]
+@contextmanager
+def _hook(hook: Callable[..., Any]) -> Iterator[None]:
+    """What a hook raises is the operator's to mend, and must not look like a defect of ours."""
+    try:
+        yield
+    except Exception as error:
+        raise HookFailed(f"hook {_name(hook)} raised {type(error).__name__}: {error}") from error
 
 
-def _common_length(a: Ids, b: Ids) -> int:
-    """How many tokens the two have in common at the start."""
-    length = min(len(a), len(b))
-    differ = np.flatnonzero(a[:length] != b[:length])
-    return int(differ[0]) if len(differ) else length
-
-
-def _truncate(pieces: Sequence[_Piece], max_seq_len: int) -> list[_Piece]:
-    kept: list[_Piece] = []
-    for piece in pieces:
-        size = piece.size - max(0, piece.end - max_seq_len)
-        if size == piece.size:
-            kept.append(piece)
-            continue
-        if size > 0:
-            kept.append(replace(piece, size=size, status=Status.TRUNCATED))
-        break
-    return kept
-
-
-def _merge(pieces: Sequence[_Piece], decode: Decode) -> Sample:
-    merged = [pieces[0]]
-    for piece in pieces[1:]:
-        if merged[-1].status is not Status.COMPLETED:
-            break
-        _ensure_continues(merged[-1], piece)
-        merged.append(piece)
-    last = merged[-1]
-    tokens = last.turn.tokens[: last.end]
-    first = merged[0].start
-    mask = np.zeros(last.end - first, np.uint8)
-    logprobs = np.zeros(last.end - first, np.float64)
-    texts = []
-    at = first
-    for piece in merged:
-        if piece.start > at:
-            texts.append(decode(tokens[at : piece.start]))
-        texts.append(decode(tokens[piece.start : piece.end]))
-        mask[piece.start - first : piece.end - first] = 1
-        logprobs[piece.start - first : piece.end - first] = piece.turn.event.logprobs[: piece.size]
-        at = piece.end
-    turns = [piece.turn for piece in merged]
-    return Sample(
-        tokens=tokens,
-        response="".join(texts),
-        response_length=len(mask),
-        loss_mask=mask,
-        rollout_log_probs=logprobs,
-        status=last.status,
-        weight_versions=[
-            str(version) for t in turns if (version := t.event.meta.get("weight_version")) is not None
-        ],
-        prefix_cache_info={
-            "cached_tokens": _total(turns, "cached_tokens"),
-            "total_prompt_tokens": _total(turns, "prompt_tokens"),
-        },
-        spec_info=_spec_info(turns),
-        metadata={"lifecycle": _lifecycle(turns)},
-    )
-
-
-def _ensure_continues(before: _Piece, after: _Piece) -> None:
-    """The later prompt must begin with the earlier piece's tokens."""
-    keep = after.turn.event.keep
-    if keep >= before.end:
-        return
-    repeated = after.turn.event.suffix[: before.end - keep]
-    if not np.array_equal(repeated, before.turn.tokens[keep : before.end]):
-        raise PrefixBroken(
-            f"turn {after.turn.seq}: its prompt shares only {keep} of the {before.end} tokens of turn "
-            f"{before.turn.seq}"
-        )
-
-
-def _total(turns: Sequence[Turn], counter: str) -> int:
-    return sum(_number(turn.event.meta.get(counter)) or 0 for turn in turns)
-
-
-def _spec_info(turns: Sequence[Turn]) -> dict[str, int]:
-    """The sums of the counters that the engine sent; empty without speculative decoding."""
-    info: dict[str, int] = {}
-    for name, spellings in _SPEC_COUNTERS.items():
-        values = [value for turn in turns if (value := _first(turn, spellings)) is not None]
-        if values:
-            info[name] = sum(values)
-    if info:
-        info["completion_tokens"] = sum(len(turn.event.output) for turn in turns)
-    return info
-
-
-def _first(turn: Turn, counters: Sequence[str]) -> int | None:
-    return next((v for name in counters if (v := _number(turn.event.meta.get(name))) is not None), None)
-
-
-def _number(counter: Any) -> int | None:
-    """A counter as the engine sent it; None if it is not a number: the tokens are right all the same."""
-    return int(counter) if isinstance(counter, int | float) and math.isfinite(counter) else None
-
-
-def _lifecycle(turns: Sequence[Turn]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Per merged turn when it was requested (`req_ts`), generated (`t0` to `t1`), and the one before."""
-    entries: list[dict[str, Any]] = []
-    for number, turn in enumerate(turns, 1):
-        latency = turn.event.meta.get("e2e_latency")
-        done = turn.event.committed_at
-        entry = {
-            "t0": done - latency if isinstance(latency, int | float) else None,
-            "t1": done,
-            "turn": number,
-            "req_ts": turn.event.requested_at,
-        }
-        if number > 1:
-            entry["prev_t1"] = turns[number - 2].event.committed_at
-        entries.append(entry)
-    return entries[0] if len(entries) == 1 else entries
+def _name(hook: Callable[..., Any]) -> str:
+    return f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', repr(hook))}"

@@ -17,6 +17,7 @@ from tokentape_contracts.errors import (
     PrefixBroken,
     SessionDeleted,
     SessionFull,
+    TurnTruncated,
 )
 from tokentape_contracts.events import Floats, Ids, TurnRecorded
 from tokentape_core.domain.match import Matcher, Message
@@ -56,11 +57,39 @@ def position(state: SessionState, messages: Sequence[dict[str, Any]], matcher: M
     """Finds the turn that a request continues: the deepest whose whole message path begins the request.
 
     A linear session's request may continue the head, or step back over the newest turn (a retry, also of the
-    first turn).
+    first turn). In tree mode any turn can be continued, and a request that continues none begins a new root.
 
     Raises:
-        CannotExtend: the request jumps further back than that.
+        CannotExtend: a linear session's request jumps further back than that.
+        TurnTruncated: in tree mode, the turn was cut at its length; what follows it would not be what the
+            model meant to say.
     """
+    parent = (
+        _in_tree(state, messages, matcher)
+        if state.opened.mode == "tree"
+        else _on_line(state, messages, matcher)
+    )
+    return Position(parent, list(messages[parent.messages if parent else 0 :]))
+
+
+def _in_tree(state: SessionState, messages: Sequence[Message], matcher: Matcher) -> Turn | None:
+    """The deepest repeated turn; of equally deep ones the newest."""
+    repeated = {0}
+    deepest: Turn | None = None
+    for turn in state.turns:
+        if turn.event.parent in repeated and _is_repeated(turn, messages, matcher):
+            repeated.add(turn.seq)
+            if deepest is None or turn.messages >= deepest.messages:
+                deepest = turn
+    if deepest is not None and deepest.event.finish == "length":
+        raise TurnTruncated(
+            f"the request continues turn {deepest.seq}, which was cut at its length; branch off before it, "
+            "or allow more tokens"
+        )
+    return deepest
+
+
+def _on_line(state: SessionState, messages: Sequence[Message], matcher: Matcher) -> Turn | None:
     path = state.head.path if state.head else []
     matched = _matching_turns(path, messages, matcher)
     left_out = len(path) - matched
@@ -70,20 +99,22 @@ def position(state: SessionState, messages: Sequence[dict[str, Any]], matcher: M
             f"the request continues turn {matched} of {len(path)}: {differs}. A linear session may step back "
             f"over {MAX_STEP_BACK} turn, not {left_out}"
         )
-    parent = path[matched - 1] if matched else None
-    return Position(parent, list(messages[parent.messages if parent else 0 :]))
+    return path[matched - 1] if matched else None
 
 
 def _matching_turns(path: Sequence[Turn], messages: Sequence[Message], matcher: Matcher) -> int:
     """How many turns of the path the request repeats in whole."""
-    start = 0
     for count, turn in enumerate(path):
-        own = turn.event.messages
-        theirs = messages[start : turn.messages]
-        if len(theirs) < len(own) or not all(map(matcher, own, theirs)):
+        if not _is_repeated(turn, messages, matcher):
             return count
-        start = turn.messages
     return len(path)
+
+
+def _is_repeated(turn: Turn, messages: Sequence[Message], matcher: Matcher) -> bool:
+    """Whether the request repeats this turn's own messages where they belong."""
+    own = turn.event.messages
+    theirs = messages[turn.messages - len(own) : turn.messages]
+    return len(theirs) == len(own) and all(map(matcher, own, theirs))
 
 
 def _first_difference(turn: Turn, messages: Sequence[Message], matcher: Matcher) -> str:

@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 
 from tokentape_core.domain.state import SessionState, Turn
+from tokentape_core.domain.tree import tables
 
 
 def session_metadata(state: SessionState) -> dict[str, Any]:
     """What GET and every samples reply say about the whole session.
 
     `accumulated_token_ids`: int32[T], all tokens of the path to the newest turn. `max_trim_tokens`: how many
-    trailing tokens of a turn the next prompt may render anew.
+    trailing tokens of a turn the next prompt may render anew. In tree mode also the `tree` tables.
     """
     tokens = state.head.tokens if state.head else np.empty(0, np.int32)
-    return {"accumulated_token_ids": tokens, "max_trim_tokens": state.opened.max_trim_tokens}
+    metadata = {"accumulated_token_ids": tokens, "max_trim_tokens": state.opened.max_trim_tokens}
+    return {**metadata, "tree": tables(state)} if state.opened.mode == "tree" else metadata
 
 
 def records(state: SessionState) -> list[dict[str, Any]]:
