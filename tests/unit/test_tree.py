@@ -1,0 +1,167 @@
+"""Leaves, tables and hooks of a tree."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.sessions import opened, state_of, turn
+from tokentape_contracts.errors import HookFailed
+from tokentape_core.domain.assemble import Assembly, assemble
+from tokentape_core.domain.state import SessionState
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, Leaf, LeafSample, drop_retried, leaves, tables
+
+
+def decode(ids: Any) -> str:
+    return "".join(f"[{token}]" for token in ids)
+
+
+def tree(*parents: int, **given: Any) -> SessionState:
+    """A tree whose turn number i continues `parents[i - 1]`; each adds one prompt and two output tokens."""
+    lengths = {0: 0}
+    events = []
+    for seq, parent in enumerate(parents, 1):
+        keep = lengths[parent]
+        tokens = {"suffix": [100 + seq], "output": [200 + seq, 300 + seq]}
+        events.append(turn(parent=parent, keep=keep, response_id=f"r{seq}", **tokens, **given))
+        lengths[seq] = keep + 3
+    return state_of(*events, first=opened(mode="tree", max_trim_tokens=0))
+
+
+def nodes_of(assembly: Assembly) -> list[int]:
+    return [sample.metadata["leaf"]["node_id"] for sample in assembly.samples]
+
+
+@pytest.mark.parametrize(
+    ("parents", "kept"),
+    [
+        ((0,), [0]),
+        ((0, 1, 2), [2]),
+        ((0, 1, 1), [2]),
+        ((0, 0), [1, 0]),
+        ((0, 1, 1, 2), [3, 2]),
+        ((0, 1, 1, 3), [3]),
+        ((0, 1, 2, 0), [2, 3]),
+        ((0, 1, 2, 1), [2, 3]),
+        ((0, 1, 1, 1, 1), [4]),
+    ],
+)
+def test_default_pick(parents: tuple[int, ...], kept: list[int]) -> None:
+    """A leaf with a later sibling is dropped, roots are kept; long paths first, then late ones."""
+    assert [leaf.node_id for leaf in drop_retried(leaves(tree(*parents)))] == kept
+
+
+def test_a_shared_turn_is_trained_in_the_earliest_leaf() -> None:
+    """Turn 1 is shared by leaves 3 and 4: its tokens count in leaf 3's sample only."""
+    assembly = assemble(tree(0, 1, 2, 1), decode)
+    assert nodes_of(assembly) == [2, 3]
+    assert [sample.loss_mask.tolist() for sample in assembly.samples] == [
+        [1, 1, 0, 1, 1, 0, 1, 1],
+        [0, 0, 0, 1, 1],
+    ]
+
+
+def test_metadata_and_reward() -> None:
+    """The agent's metadata comes back in every sample, its reward as the reward; our keys stay ours."""
+    metadata = {"reward": 0.5, "note": "n", "leaf": "mine", "lifecycle": 1, "accumulated_token_ids": []}
+    for sample in assemble(tree(0, 0), decode, metadata=metadata).samples:
+        assert sample.reward == 0.5
+        assert sample.metadata["note"] == "n"
+        assert isinstance(sample.metadata["leaf"], dict)
+        assert isinstance(sample.metadata["lifecycle"], dict)
+        assert len(sample.metadata["accumulated_token_ids"]) == 3
+
+
+def test_no_reward_stays_none() -> None:
+    """Without a reward, and with a null one, the samples have none."""
+    for metadata in (None, {}, {"reward": None}):
+        assert assemble(tree(0), decode, metadata=metadata).samples[0].reward is None
+
+
+def test_tables() -> None:
+    """Nodes and leaves count from zero; spans and lengths are in the node's own tokens."""
+    state = state_of(
+        turn(suffix=[1, 2], output=[3], response_id="a"),
+        turn(parent=1, keep=3, suffix=[4], output=[5, 6], finish="length", response_id="b"),
+        first=opened(mode="tree"),
+    )
+    table = tables(state)
+    assert table["nodes"][1] == {
+        "id": 1,
+        "parent": 0,
+        "seq": 1,
+        "truncated": True,
+        "committed_at": 102.0,
+        "completion_span": [4, 6],
+        "num_tokens": 6,
+        "response_id": "b",
+    }
+    assert table["leaves"] == [{"node_id": 1, "path_node_ids": [0, 1]}]
+
+
+def test_empty_trees() -> None:
+    """A tree without turns is `no_records`; one of which nothing fits is `all_truncated`."""
+    empty = assemble(state_of(first=opened(mode="tree")), decode)
+    assert (empty.samples, empty.empty_reason) == ([], "no_records")
+    assert empty.session_metadata["tree"] == {"nodes": [], "leaves": []}
+    cut = assemble(tree(0, 0), decode, max_seq_len=1)
+    assert (cut.samples, cut.empty_reason) == ([], "all_truncated")
+
+
+def test_two_hundred_leaves() -> None:
+    """A session with 200 leaves gives 200 samples in order, and its shared turn is trained once."""
+    state = tree(0, *([1] * 200))
+    everything: Hooks = Hooks(lambda all_leaves: all_leaves, DEFAULT_HOOKS.finish)
+    assembly = assemble(state, decode, hooks=everything)
+    assert nodes_of(assembly) == list(range(1, 201))
+    assert sum(int(sample.loss_mask[0]) for sample in assembly.samples) == 1
+    assert nodes_of(assemble(state, decode)) == [200]
+
+
+def _boom(*_: Any) -> Any:
+    raise KeyError("boom")
+
+
+def _twice(all_leaves: Sequence[Leaf]) -> list[Leaf]:
+    return [all_leaves[0], all_leaves[0]]
+
+
+def _foreign(_: Sequence[Leaf]) -> list[Leaf]:
+    return leaves(tree(0, 1, 2, 3, 4))
+
+
+def _none(_: Sequence[Leaf]) -> None:
+    return None
+
+
+@pytest.mark.parametrize("pick", [_boom, _twice, _foreign, _none])
+def test_bad_pick(pick: Callable[..., Any]) -> None:
+    """A pick that raises, repeats a leaf, invents one or returns nothing is refused by its name."""
+    with pytest.raises(HookFailed, match=pick.__name__):
+        assemble(tree(0, 1), decode, hooks=Hooks(pick, DEFAULT_HOOKS.finish))
+
+
+def test_bad_finish() -> None:
+    """A finish that raises is refused by its name."""
+    with pytest.raises(HookFailed, match="_boom raised KeyError"):
+        assemble(tree(0), decode, hooks=Hooks(DEFAULT_HOOKS.pick, _boom))
+
+
+def test_own_hooks() -> None:
+    """A pick may keep any leaves in any order; a finish may change masks, rewards and metadata."""
+
+    def pick(all_leaves: Sequence[Leaf]) -> list[Leaf]:
+        return list(reversed(all_leaves))[:2]
+
+    def finish(samples: Sequence[LeafSample], metadata: Mapping[str, Any]) -> None:
+        for rank, item in enumerate(samples):
+            item.sample.reward = float(rank)
+            item.sample.loss_mask[:] = 0
+            item.sample.metadata["seen"] = dict(metadata)
+
+    assembly = assemble(tree(0, 0, 0), decode, metadata={"k": 1}, hooks=Hooks(pick, finish))
+    assert nodes_of(assembly) == [2, 1]
+    assert [sample.reward for sample in assembly.samples] == [0.0, 1.0]
+    assert not any(np.any(sample.loss_mask) for sample in assembly.samples)
+    assert assembly.samples[0].metadata["seen"] == {"k": 1}
