@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tokentape_cli import options, up
 from tokentape_cli.demo.agent import Agent
-from tokentape_cli.demo.show import legend, show, uses_color
+from tokentape_cli.demo.branches import CompactingAgent, DelegatingAgent, RetryingAgent
+from tokentape_cli.demo.show import legend, show, show_tree, uses_color
 from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
 from tokentape_cli.options import Setting
 from tokentape_cli.processes import ProcessEnded, Processes, answers
@@ -19,6 +20,7 @@ from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_driver import RolloutSample, TokentapeClient, rollout
 
 _ENGINE_READY_S = 180.0
+_BRANCHING = (RetryingAgent, CompactingAgent, DelegatingAgent)
 _QUESTIONS = (
     ("Add the degrees of Rome and Oslo.", "What is 3 plus 4?"),
     ("What is the weather in Paris?", "And in Lima?", "And in Tokyo?"),
@@ -42,25 +44,31 @@ def run(arguments: argparse.Namespace) -> int:
                 valkey = stack.enter_context(EmbeddedValkey())
                 settings = _settings(engine_url, arguments.model_dir, valkey.url)
                 up.start(processes, settings)
-            with _step(f"{arguments.agents} agents talk to the model through Tokentape"):
-                samples = asyncio.run(_play(up.api_url(settings), arguments.agents))
-        return _report(samples, arguments.model_dir)
+            with _step(f"{arguments.agents} agents talk to the model, and {len(_BRANCHING)} that branch"):
+                rollouts = asyncio.run(_play(up.api_url(settings), arguments.agents))
+        return _report(rollouts, arguments.model_dir)
     except (EmbeddedValkeyError, ProcessEnded, TimeoutError) as error:
         print(f"tokentape demo: {error}", file=sys.stderr)
         return 1
 
 
-async def _play(url: str, agents: int) -> list[RolloutSample]:
-    """All episodes at once; each is one session, one POST and one DELETE."""
+async def _play(url: str, agents: int) -> list[list[RolloutSample]]:
+    """All episodes at once, each one session, one POST and one DELETE; the samples of each."""
+
+    async def line(index: int) -> list[RolloutSample]:
+        agent = Agent(_QUESTIONS[index % len(_QUESTIONS)])
+        return [await rollout(agent, RolloutSample(index=index), client=client)]
+
+    async def tree(index: int, agent: Agent) -> list[RolloutSample]:
+        return await rollout(agent, RolloutSample(index=index), client=client, mode="tree")
+
     async with TokentapeClient(url) as client:
-        episodes = [
-            rollout(Agent(_QUESTIONS[i % len(_QUESTIONS)]), RolloutSample(index=i), client=client)
-            for i in range(agents)
-        ]
-        return list(await asyncio.gather(*episodes))
+        lines = [line(index) for index in range(agents)]
+        trees = [tree(agents + i, branching()) for i, branching in enumerate(_BRANCHING)]
+        return list(await asyncio.gather(*lines, *trees))
 
 
-def _report(samples: list[RolloutSample], model_dir: str) -> int:
+def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
     """Shows and verifies every sample; the exit code says whether all were right."""
     from tokentape_cli.demo.verify import TOLERANCE, largest_difference, load_model
 
@@ -69,9 +77,9 @@ def _report(samples: list[RolloutSample], model_dir: str) -> int:
     model = load_model(model_dir)
     verified, worst = 0, 0.0
     print(f"\nEvery token of every sample: {legend(color)}.")
+    samples = [sample for siblings in rollouts for sample in siblings]
     for sample in samples:
-        questions = " / ".join(sample.metadata.get("questions", []))
-        print("\n" + show(sample, tokenizer, f"agent {sample.index}: {questions}", color=color))
+        print("\n" + show(sample, tokenizer, _title(sample), color=color))
         if sample.metadata.get("agent_error") or not sample.loss_mask:
             print(f"  not collected: {sample.metadata.get('agent_error') or sample.metadata}")
             continue
@@ -83,14 +91,22 @@ def _report(samples: list[RolloutSample], model_dir: str) -> int:
         print(
             f"  {verdict}: recomputed log-probs differ by at most {difference:.1e} (allowed {TOLERANCE:.0e})"
         )
+    for siblings in rollouts:
+        if "tree" in siblings[0].metadata:
+            print(f"\nThe tree of {_title(siblings[0]).partition(', leaf')[0]}\n{show_tree(siblings)}")
     tokens = sum(len(sample.tokens) for sample in samples)
     sampled = sum(sum(sample.loss_mask or []) for sample in samples)
-    calls = sum(sample.metadata.get("tool_calls", 0) for sample in samples)
+    calls = sum(siblings[0].metadata.get("tool_calls", 0) for siblings in rollouts)
     print(
         f"\n{verified} of {len(samples)} samples verified: {tokens} tokens, {sampled} of them sampled, "
         f"{calls} tool calls, largest log-prob difference {worst:.1e}"
     )
     return 0 if verified == len(samples) else 1
+
+
+def _title(sample: RolloutSample) -> str:
+    title = f"agent {sample.index}: {' / '.join(sample.metadata.get('questions', []))}"
+    return f"{title}, leaf {sample.metadata['leaf']['node_id']}" if "leaf" in sample.metadata else title
 
 
 def _start_engine(processes: Processes, model_dir: str) -> str:

@@ -39,6 +39,49 @@ def show(sample: RolloutSample, tokenizer: Tokenizer, title: str, *, color: bool
     return "\n".join(lines)
 
 
+def show_tree(samples: list[RolloutSample]) -> str:
+    """The branches of one session: each turn, and the leaf in whose sample it is trained, if in any."""
+    nodes = samples[0].metadata["tree"]["nodes"]
+    trained = _trained_in(samples)
+    kept = {sample.metadata["leaf"]["node_id"] for sample in samples}
+    lines: list[str] = []
+
+    def draw(parent: int | None, indent: str) -> None:
+        children = [node for node in nodes if node["parent"] == parent]
+        for node in children:
+            is_last = node is children[-1]
+            start, end = node["completion_span"]
+            is_leaf = not any(other["parent"] == node["id"] for other in nodes)
+            fate = f"trained in leaf {trained[node['id']]}" if node["id"] in trained else "not trained"
+            mark = (
+                ""
+                if not is_leaf
+                else ", a leaf"
+                if node["id"] in kept
+                else ", a leaf with a later sibling: dropped"
+            )
+            branch = "└─" if is_last else "├─"
+            lines.append(f"  {indent}{branch} turn {node['id']}: tokens {start} to {end}, {fate}{mark}")
+            draw(node["id"], indent + ("   " if is_last else "│  "))
+
+    draw(None, "")
+    return "\n".join(lines)
+
+
+def _trained_in(samples: list[RolloutSample]) -> dict[int, int]:
+    """Node → the leaf in whose sample its tokens have loss."""
+    trained: dict[int, int] = {}
+    spans = {node["id"]: node["completion_span"] for node in samples[0].metadata["tree"]["nodes"]}
+    for sample in samples:
+        leaf = sample.metadata["leaf"]
+        first = len(sample.tokens) - sample.response_length
+        for node in leaf["path_node_ids"]:
+            start, end = spans[node]
+            if any((sample.loss_mask or [])[start - first : end - first]):
+                trained[node] = leaf["node_id"]
+    return trained
+
+
 def _elided(prompt: str) -> str:
     """The prompt without its middle, which is the tools' description."""
     lines = prompt.split("\n")
