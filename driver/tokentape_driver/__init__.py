@@ -1,4 +1,4 @@
-"""The trainer's side of Tokentape: run an agent, get one training sample.
+"""The trainer's side of Tokentape: run an agent, get its training samples.
 
     async def agent(base_url, sample):
         openai = AsyncOpenAI(base_url=base_url, api_key="unused")
@@ -11,6 +11,10 @@
 
     batch = collate([sample])
 
+With `mode="tree"`, sub-agents, retries and compacted conversations become samples of their own: `rollout`
+returns a list of siblings, which share a `rollout_id`; `validate_rollout_ids`, `normalize_rewards` and
+`rollout_mask_sums` treat them as the one rollout that they are.
+
 `rollout` does an episode; `TokentapeClient.open_session` and `Session.collect_samples` are its parts, for
 trainers that run the agent themselves. Any class with the fields of `RolloutSample` will do in its place.
 `errors` shows what can be raised; the server's own classes are in `tokentape_contracts.errors`.
@@ -18,18 +22,22 @@ trainers that run the agent themselves. Any class with the fields of `RolloutSam
 
 from tokentape_driver.client import TokentapeClient
 from tokentape_driver.collate import collate
+from tokentape_driver.credit import normalize_rewards, rollout_mask_sums
 from tokentape_driver.errors import (
     CannotOverlay,
     CollectTimeout,
     ContractMismatch,
     DriverError,
+    InvalidBatch,
     LeftoverState,
+    MissingRolloutId,
     TransportError,
     UnexpectedReply,
 )
 from tokentape_driver.rollout import rollout
 from tokentape_driver.sample import RolloutSample, overlay
 from tokentape_driver.session import Collected, Session
+from tokentape_driver.siblings import validate_rollout_ids
 from tokentape_driver.sync import SyncClient
 
 __all__ = [
@@ -38,7 +46,9 @@ __all__ = [
     "Collected",
     "ContractMismatch",
     "DriverError",
+    "InvalidBatch",
     "LeftoverState",
+    "MissingRolloutId",
     "RolloutSample",
     "Session",
     "SyncClient",
@@ -46,6 +56,9 @@ __all__ = [
     "TransportError",
     "UnexpectedReply",
     "collate",
+    "normalize_rewards",
     "overlay",
     "rollout",
+    "rollout_mask_sums",
+    "validate_rollout_ids",
 ]

@@ -55,7 +55,7 @@ class TokentapeClient:
         """Opens a session; one that is never ended expires when idle.
 
         Args:
-            mode: overrides the server's default.
+            mode: `linear` or `tree`; overrides the server's default.
             labels: any JSON object, kept with the session.
             pins: sampling parameters that win over what the agent sends.
             matcher: overrides the server's default.
@@ -83,7 +83,7 @@ class TokentapeClient:
         if not response.is_success:
             raise error_of_reply(response, "open")
         session_id = _session_id(response)
-        return Session(self._http, session_id, f"{url}/{session_id}")
+        return Session(self._http, session_id, f"{url}/{session_id}", mode)
 
     async def aclose(self) -> None:
         """Closes the connections; sessions stay as they are."""

@@ -10,7 +10,9 @@
         └── ContractMismatch        the reply is not what its headers say, or not what was asked for
     ValueError
     ├── LeftoverState           the input sample still carries what an earlier rollout computed
-    └── CannotOverlay           the user's sample class has no place for a computed value
+    ├── CannotOverlay           the user's sample class has no place for a computed value
+    ├── MissingRolloutId        tree mode: the input sample has nothing by which its siblings would be known
+    └── InvalidBatch            samples that are put together do not fit: nesting, rollout ids, rewards, masks
 
 None of them is retried here. Every class survives pickling, attributes included: trainers raise them in
 remote workers.
@@ -97,6 +99,22 @@ class CannotOverlay(ValueError):
     def __init__(self, detail: str, *, field: str = "") -> None:
         super().__init__(detail)
         self.field = field
+
+
+class MissingRolloutId(ValueError):
+    """Tree mode: `rollout_id` and `index` of the input sample are both None."""
+
+
+class InvalidBatch(ValueError):
+    """Samples that are put together do not fit: their nesting, rollout ids, rewards or masks.
+
+    Attributes:
+        position: the list or sample, e.g. `output[3][1]`.
+    """
+
+    def __init__(self, detail: str, *, position: str = "") -> None:
+        super().__init__(detail)
+        self.position = position
 
 
 def error_of_reply(response: httpx.Response, stage: str) -> TokentapeError:

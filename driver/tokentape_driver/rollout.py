@@ -1,24 +1,28 @@
-"""One episode: open a session, run the agent, collect the sample."""
+"""One episode: open a session, run the agent, collect its samples."""
 
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, overload
 
 from tokentape_contracts import limits
-from tokentape_contracts.errors import DeadlineExceeded
+from tokentape_contracts.errors import DeadlineExceeded, InvalidRequest
 from tokentape_contracts.samples import Status
 from tokentape_driver.client import TokentapeClient
 from tokentape_driver.errors import CollectTimeout, ContractMismatch, TransportError
 from tokentape_driver.sample import S, check_input, require_field, set_status
-from tokentape_driver.session import samples_body
+from tokentape_driver.session import Session, samples_body
+from tokentape_driver.siblings import shared_id
 
 logger = logging.getLogger("tokentape.driver")
 
 Agent = Callable[[str, S], Awaitable[Mapping[str, Any] | None]]
 """`await agent(openai_base_url, sample)` plays the episode and returns metadata for the sample, or None."""
+
+Mode = Literal["linear", "tree"]
+"""`linear`: one conversation, one sample. `tree`: a sample for each branch."""
 
 AGENT_ERROR: Final = "agent_error"
 """Metadata key: the text of the exception that the agent raised."""
@@ -26,40 +30,93 @@ ABORT_REASON: Final = "abort_reason"
 """Metadata key: why there are no new tokens."""
 
 
+@overload
 async def rollout(
     agent: Agent[S],
     sample: S,
     *,
     client: TokentapeClient,
+    mode: Literal["linear"] = "linear",
     max_seq_len: int | None = None,
     deadline_s: float = limits.DRIVER_COLLECT_S,
     labels: Mapping[str, Any] | None = None,
     pins: Mapping[str, Any] | None = None,
-) -> S:
+) -> S: ...
+
+
+@overload
+async def rollout(
+    agent: Agent[S],
+    sample: S,
+    *,
+    client: TokentapeClient,
+    mode: Literal["tree"],
+    max_seq_len: int | None = None,
+    deadline_s: float = limits.DRIVER_COLLECT_S,
+    labels: Mapping[str, Any] | None = None,
+    pins: Mapping[str, Any] | None = None,
+) -> list[S]: ...
+
+
+@overload
+async def rollout(
+    agent: Agent[S],
+    sample: S,
+    *,
+    client: TokentapeClient,
+    mode: Mode,
+    max_seq_len: int | None = None,
+    deadline_s: float = limits.DRIVER_COLLECT_S,
+    labels: Mapping[str, Any] | None = None,
+    pins: Mapping[str, Any] | None = None,
+) -> S | list[S]: ...
+
+
+async def rollout(
+    agent: Agent[S],
+    sample: S,
+    *,
+    client: TokentapeClient,
+    mode: Mode = "linear",
+    max_seq_len: int | None = None,
+    deadline_s: float = limits.DRIVER_COLLECT_S,
+    labels: Mapping[str, Any] | None = None,
+    pins: Mapping[str, Any] | None = None,
+) -> S | list[S]:
     """Plays one episode and returns its sample: a copy of the input with the computed fields set.
+
+    In mode `tree` it returns a list always, one sample for each leaf that the server kept (sub-agents,
+    retries, compacted conversations). These siblings share a `rollout_id`: the input's, else its `index`.
 
     If the agent raises, what was recorded by then is still collected; the exception is logged and becomes
     `metadata["agent_error"]`. The sample is `aborted`, with the input's tokens and a text in
     `metadata["abort_reason"]`, if there is nothing to train on (`no_records`, `all_truncated`), or if the
-    collect timed out on either side or got no answer: such a failure costs one sample, not the run.
-    Everything else is raised. The session is deleted in every case, also when this task is cancelled.
+    collect timed out on either side or got no answer: such a failure costs one sample, not the run. In mode
+    `tree` that is a list of one. Everything else is raised. The session is deleted in every case, also when
+    this task is cancelled.
 
     Args:
-        agent: gets the session's OpenAI base URL and the input sample itself. It may return metadata;
-            `agent_metrics.total_tool_time` in it, in seconds, becomes `sample.non_generation_time`.
+        agent: gets the session's OpenAI base URL and the input sample itself. It may return metadata, which
+            in mode `tree` must be JSON: the server applies it, and its `reward` becomes the samples' reward.
+            `agent_metrics.total_tool_time` in it, in seconds, becomes `non_generation_time`; every sibling
+            has that of the whole episode.
         sample: not changed by this function.
         max_seq_len: longest sample in tokens, prompt included.
         deadline_s: of the collect; the agent's own time is not limited.
         labels, pins: as in `TokentapeClient.open_session`.
 
     Raises:
-        LeftoverState, CannotOverlay, InvalidRequest: the arguments are wrong; found before the agent runs.
+        LeftoverState, CannotOverlay, InvalidRequest: the arguments are wrong; found before a session opens.
+        MissingRolloutId: mode `tree`, and both `rollout_id` and `index` are None; found as early.
         TypeError, ValueError: the agent returned something else than metadata, or a bad `total_tool_time`.
+        InvalidRequest, RequestTooLarge: mode `tree`, and the agent's metadata cannot be sent.
         TokentapeError: opening failed, or the collect failed other than by a timeout or a lost connection.
     """
-    check_input(sample)
+    if mode not in get_args(Mode):
+        raise InvalidRequest(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
+    _check(sample, mode)
     samples_body(max_seq_len, deadline_s)
-    session = await client.open_session("linear", labels=labels, pins=pins)
+    session = await client.open_session(mode, labels=labels, pins=pins)
     agent_error: str | None = None
     metadata: Mapping[str, Any] | None = None
     try:
@@ -71,30 +128,56 @@ async def rollout(
         tool_time_s = _tool_time(metadata)
         if tool_time_s is not None:
             require_field(sample, "non_generation_time", tool_time_s)
-        check_input(sample)  # again: the agent had it in its hands
+        _check(sample, mode)  # again: the agent had it in its hands
+        if mode == "tree":
+            samples_body(max_seq_len, deadline_s, metadata)
     except BaseException:
         await session.discard()
         raise
 
+    results, abort_reason = await _collect(session, sample, max_seq_len, metadata, deadline_s)
+    for result in results:
+        if tool_time_s is not None and abort_reason is None:
+            setattr(result, "non_generation_time", tool_time_s)  # noqa: B010
+        said = metadata if abort_reason is None else None
+        _note(result, {AGENT_ERROR: agent_error, ABORT_REASON: abort_reason}, said)
+    if mode == "tree":
+        return results
+    if len(results) != 1:
+        raise ContractMismatch(f"collect: a linear session gave {len(results)} samples instead of one")
+    return results[0]
+
+
+def _check(sample: object, mode: Mode) -> None:
+    check_input(sample)
+    if mode == "tree":
+        shared_id(sample)
+
+
+async def _collect(
+    session: Session,
+    sample: S,
+    max_seq_len: int | None,
+    metadata: Mapping[str, Any] | None,
+    deadline_s: float,
+) -> tuple[list[S], str | None]:
+    """The samples; or one aborted sample, and why."""
     try:
         collected = await session.collect_samples(
             sample, max_seq_len=max_seq_len, metadata=metadata, deadline_s=deadline_s
         )
     except (TransportError, CollectTimeout, DeadlineExceeded) as error:
-        logger.warning("session %s: the sample is aborted: %s", session.id, error)
-        return _aborted(sample, f"{type(error).__qualname__}: {error}", agent_error)
-    if not collected.samples:
-        logger.warning("session %s: the sample is aborted: %s", session.id, collected.empty_reason)
-        return _aborted(sample, collected.empty_reason or "empty reply", agent_error)
-    if len(collected.samples) != 1:
-        raise ContractMismatch(
-            f"collect: a linear session gave {len(collected.samples)} samples instead of one"
-        )
-    [result] = collected.samples
-    if tool_time_s is not None:
-        setattr(result, "non_generation_time", tool_time_s)  # noqa: B010
-    _note(result, {AGENT_ERROR: agent_error}, metadata)
-    return result
+        reason = f"{type(error).__qualname__}: {error}"
+    else:
+        if collected.samples:
+            return collected.samples, None
+        reason = collected.empty_reason or "empty reply"
+    logger.warning("session %s: the sample is aborted: %s", session.id, reason)
+    aborted = deepcopy(sample)
+    set_status(aborted, Status.ABORTED)
+    if session.mode == "tree":
+        setattr(aborted, "rollout_id", shared_id(sample))  # noqa: B010
+    return [aborted], reason
 
 
 def _tool_time(metadata: object) -> float | None:
@@ -117,13 +200,6 @@ def _tool_time(metadata: object) -> float | None:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"agent_metrics.total_tool_time must be at least 0 seconds, not {seconds!r}")
     return value
-
-
-def _aborted(sample: S, reason: str, agent_error: str | None) -> S:
-    result = deepcopy(sample)
-    set_status(result, Status.ABORTED)
-    _note(result, {AGENT_ERROR: agent_error, ABORT_REASON: reason})
-    return result
 
 
 def _note(sample: Any, notes: Mapping[str, str | None], said: Mapping[str, Any] | None = None) -> None:

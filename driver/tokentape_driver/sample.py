@@ -54,6 +54,7 @@ class RolloutSample:
 
     Attributes:
         index: the trainer's name for the episode.
+        rollout_id: set in tree mode, where the samples of one episode share it.
         tokens: ids [T], prompt and response.
         response: the response's text.
         response_length: R.
@@ -67,10 +68,11 @@ class RolloutSample:
         spec_info: speculative-decoding counters over all turns.
         metadata: the task going in; coming out also what the agent and the server said.
         reward: set by the trainer, or by the server.
-        non_generation_time: seconds that the agent spent in tools, as it says itself.
+        non_generation_time: seconds that the agent spent in tools over the whole episode, as it says itself.
     """
 
     index: int | None = None
+    rollout_id: int | None = None
     tokens: list[int] = dataclasses.field(default_factory=list)
     response: str = ""
     response_length: int = 0

@@ -6,13 +6,13 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 import httpx
 import orjson
 
 from tokentape_contracts import limits
-from tokentape_contracts.errors import InvalidRequest, SessionNotFound
+from tokentape_contracts.errors import InvalidRequest, RequestTooLarge, SessionNotFound
 from tokentape_contracts.http import (
     ACCEPT_CONTRACT_HEADER,
     CONTRACT_HEADER,
@@ -28,9 +28,14 @@ from tokentape_driver.errors import (
     transport_error,
     unexpected,
 )
+from tokentape_driver.jsonable import jsonable
 from tokentape_driver.sample import S, check_input, overlay
+from tokentape_driver.siblings import shared_id
 
 logger = logging.getLogger("tokentape.driver")
+
+TREE_TABLE: Final = "tree"
+"""The key of the session's metadata that only tree sessions have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,13 +60,16 @@ class Session:
         id: the session's id.
         url: `{base_url}/sessions/{id}`, for agents that append `/v1` themselves, as those of Miles do.
         openai_base_url: `{url}/v1`, the `base_url` of an OpenAI SDK.
+        mode: as it was opened; None for the server's default, which is taken for `linear` until a reply's
+            session metadata has a `tree`.
     """
 
-    def __init__(self, http: httpx.AsyncClient, session_id: str, url: str) -> None:
+    def __init__(self, http: httpx.AsyncClient, session_id: str, url: str, mode: str | None = None) -> None:
         self._http = http
         self.id = session_id
         self.url = url
         self.openai_base_url = f"{url}/v1"
+        self.mode = mode
 
     def __repr__(self) -> str:
         return f"Session({self.url!r})"
@@ -84,31 +92,39 @@ class Session:
         Args:
             input_sample: what the samples are copies of; not changed.
             max_seq_len: longest sample in tokens, prompt included; at least 1.
-            metadata: the agent's own, any objects; it stays on this side. A sample's metadata is the input's,
-                then this, then the server's, then the session's; the last one wins.
+            metadata: the agent's own. Unless the mode is `tree` these are any objects, and stay on this side:
+                a sample's metadata is the input's, then this, then the server's, then the session's; the last
+                one wins. In mode `tree` it is sent, as JSON, and the server applies it (its `reward` becomes
+                the samples' reward): see `_tree_samples`.
             deadline_s: seconds for everything but the DELETE.
 
         Raises:
             LeftoverState, CannotOverlay, InvalidRequest: the arguments are wrong. Nothing was sent, the
-                session is still open.
+                session is still open. In mode `tree` also MissingRolloutId, and RequestTooLarge for metadata.
             TransportError, CollectTimeout, UnexpectedReply, ContractMismatch: see `errors`.
             TokentapeError: any class of the server's table, for a reply that names it.
             CannotOverlay: also for a delivered field that the sample's class lacks.
         """
         check_input(input_sample)
-        body = samples_body(max_seq_len, deadline_s)
+        tree = self.mode == "tree"
+        if tree:
+            shared_id(input_sample)
+        body = samples_body(max_seq_len, deadline_s, metadata if tree else None)
         try:
             reply = await self._post_samples(body, deadline_s)
         finally:
             await self.discard()
-        agent = metadata or {}
-        samples = [
-            overlay(
-                {**values, "metadata": {**agent, **values["metadata"], **reply.session_metadata}},
-                input_sample,
-            )
-            for values in reply.samples
-        ]
+        agent = {} if tree or metadata is None else metadata
+        if tree or (self.mode is None and TREE_TABLE in reply.session_metadata):
+            samples = _tree_samples(reply, agent, input_sample)
+        else:
+            samples = [
+                overlay(
+                    {**values, "metadata": {**agent, **values["metadata"], **reply.session_metadata}},
+                    input_sample,
+                )
+                for values in reply.samples
+            ]
         return Collected(samples, reply.session_metadata, reply.empty_reason)
 
     async def delete(self) -> None:
@@ -165,17 +181,49 @@ class Session:
             raise collect_timeout(deadline_s, url, *came) from error
 
 
-def samples_body(max_seq_len: int | None, deadline_s: float) -> bytes:
+def _tree_samples(reply: SamplesReply, agent: Mapping[str, Any], input_sample: S) -> list[S]:
+    """The siblings, with one `rollout_id`.
+
+    Metadata is the input's, then the session's, then the `agent`'s that the server does not know, then the
+    sample's; the last one wins. The session's `accumulated_token_ids` are those of the newest path and are
+    left out: a sample has its own. Values of the session's are the same objects in all siblings.
+    """
+    session = {key: v for key, v in reply.session_metadata.items() if key != "accumulated_token_ids"}
+    siblings = [
+        overlay({**values, "metadata": {**session, **agent, **values["metadata"]}}, input_sample)
+        for values in reply.samples
+    ]
+    for sample in siblings:
+        setattr(sample, "rollout_id", shared_id(input_sample))  # noqa: B010
+    return siblings
+
+
+def samples_body(
+    max_seq_len: int | None, deadline_s: float, metadata: Mapping[str, Any] | None = None
+) -> bytes:
     """The body of `POST …/samples`, refused here if the server would refuse it.
+
+    Args:
+        metadata: what the server is to apply.
 
     Raises:
         InvalidRequest: names the argument. It costs nothing yet; after the episode it would cost the episode.
+        RequestTooLarge: the metadata is above the server's limit.
     """
     if not (math.isfinite(deadline_s) and deadline_s > 0):
         raise InvalidRequest(f"deadline_s must be a number of seconds above 0, not {deadline_s!r}")
     for_server = deadline_s - min(limits.DRIVER_HEAD_START * deadline_s, limits.DRIVER_HEAD_START_MAX_S)
-    fields = {"max_seq_len": max_seq_len, "deadline_s": for_server}
-    body = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    fields: dict[str, Any] = {"max_seq_len": max_seq_len, "deadline_s": for_server}
+    if metadata is not None:
+        fields["metadata"] = jsonable(metadata, "metadata")
+    try:
+        body = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError as error:  # an integer above 64 bits, half a surrogate pair
+        raise InvalidRequest(f"max_seq_len or metadata: {error}") from error
+    if len(body) > limits.SMALL_BODY_BYTES:
+        raise RequestTooLarge(
+            f"metadata: the body has {len(body):,} bytes, the limit is {limits.SMALL_BODY_BYTES:,}"
+        )
     SamplesRequest.parse(body)
     return body
 

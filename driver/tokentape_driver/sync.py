@@ -5,13 +5,13 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
 
 from tokentape_contracts import limits
 from tokentape_driver.client import TokentapeClient
-from tokentape_driver.rollout import Agent, rollout
+from tokentape_driver.rollout import Agent, Mode, rollout
 from tokentape_driver.sample import S
 from tokentape_driver.session import Collected, Session
 
@@ -73,12 +73,23 @@ class SyncClient:
         """See `Session.delete`."""
         self.run(session.delete())
 
-    def rollout(self, agent: Agent[S], sample: S, **options: Any) -> S:
+    @overload
+    def rollout(
+        self, agent: Agent[S], sample: S, *, mode: Literal["linear"] = "linear", **options: Any
+    ) -> S: ...
+
+    @overload
+    def rollout(self, agent: Agent[S], sample: S, *, mode: Literal["tree"], **options: Any) -> list[S]: ...
+
+    @overload
+    def rollout(self, agent: Agent[S], sample: S, *, mode: Mode, **options: Any) -> S | list[S]: ...
+
+    def rollout(self, agent: Agent[S], sample: S, *, mode: Mode = "linear", **options: Any) -> S | list[S]:
         """See `rollout`, whose keywords these are; the agent is async and runs on the private loop.
 
         An agent that blocks goes through `asyncio.to_thread`, else it holds up every other one.
         """
-        return self.run(rollout(agent, sample, client=self._client, **options))
+        return self.run(rollout(agent, sample, client=self._client, mode=mode, **options))
 
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Waits for a coroutine on the private loop; an interrupt (Ctrl-C) of the wait cancels it.

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import MODEL_DIR
 from tokentape_cli.demo.agent import Agent
+from tokentape_cli.demo.branches import CompactingAgent, DelegatingAgent, RetryingAgent
 from tokentape_cli.demo.verify import TOLERANCE, largest_difference, load_model
 from tokentape_driver import RolloutSample, TokentapeClient, rollout
 from tokentape_engine.dialogues import SYSTEM_PROMPT, TOOLS, call_tool
@@ -188,3 +189,17 @@ async def test_truncated_turn_is_extended(url: str, model: Any) -> None:
     (sample,) = collected.samples
     assert (sample.status.value if sample.status else None, sample.response_length) == ("truncated", 4)
     assert largest_difference(sample, model) <= TOLERANCE
+
+
+@pytest.mark.parametrize("agent", [RetryingAgent, CompactingAgent, DelegatingAgent])
+async def test_trees_are_verified(url: str, model: Any, agent: type[Agent]) -> None:
+    """Retries, compaction and parallel sub-agents: every sibling recomputes, and all share a rollout id."""
+    async with TokentapeClient(url) as client:
+        siblings = await rollout(agent(), RolloutSample(index=7), client=client, mode="tree")
+    assert {sample.rollout_id for sample in siblings} == {7}
+    for sample in siblings:
+        assert "agent_error" not in sample.metadata
+        assert sample.loss_mask is not None
+        assert largest_difference(sample, model) <= TOLERANCE
+    roots = [node for node in siblings[0].metadata["tree"]["nodes"] if node["parent"] is None]
+    assert len(siblings) >= len(roots)

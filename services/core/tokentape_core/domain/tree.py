@@ -13,7 +13,7 @@ Order and choice depend on seq alone, never on wall-clock times.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tokentape_contracts.samples import Sample
 from tokentape_core.domain.state import SessionState, Turn
@@ -92,11 +92,17 @@ def train_once(samples: Sequence[LeafSample], metadata: Mapping[str, Any]) -> No
             if seq in trained:
                 item.sample.loss_mask[span] = 0
             trained.add(seq)
+    agents = {key: value for key, value in metadata.items() if key not in SERVER_KEYS}
     for item in samples:
-        item.sample.metadata = {**metadata, **item.sample.metadata}
+        item.sample.metadata = {**agents, **item.sample.metadata}
         if metadata.get("reward") is not None:
             item.sample.reward = metadata["reward"]
 
+
+SERVER_KEYS: Final = frozenset(
+    {"accumulated_token_ids", "leaf", "lifecycle", "max_trim_tokens", "tito_session_mismatch", "tree"}
+)
+"""Metadata keys that the server owns, in a sample or for the whole session; an agent's are dropped."""
 
 DEFAULT_HOOKS = Hooks(drop_retried, train_once)
 
