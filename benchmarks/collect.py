@@ -12,17 +12,21 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.measure import Measurement, cpu_seconds
 from tests.support.processes import fleet
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_contracts.events import SessionOpened, TurnRecorded
 from tokentape_core.store import RedisStore, connect
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 NEW_TOKENS = 514
 SAMPLED = 450
-"""Of the new tokens of a turn; the others came from the environment."""
+"""Of the new tokens of a turn; the others came from the environment and the template."""
 WARM_UP = 5
 
 
@@ -33,7 +37,7 @@ class System:
     url: str
     redis_url: str
     pids: tuple[int, ...]
-    vocabulary: int
+    renderer: ChatRenderer
 
     def record(self, turns: int, seed: int) -> str:
         """Writes a session of so many turns, as the API would have; returns its URL."""
@@ -41,6 +45,10 @@ class System:
 
     async def _record(self, turns: int, seed: int) -> str:
         draw = np.random.default_rng(seed)
+        tokenizer = self.renderer.tokenizer
+        # As the template writes a turn without reasoning, so that the recording is what it would write.
+        think, end = tokenizer.encode("<think>\n\n</think>\n\n"), tokenizer.encode("<|im_end|>")
+        plain = SAMPLED - len(think) - len(end)
         session_id = uuid.uuid4().hex
         client = connect(self.redis_url)
         store = RedisStore(client)
@@ -52,38 +60,49 @@ class System:
                 matcher="strict",
                 family="qwen3",
                 max_trim_tokens=0,
-                template="",
+                template=self.renderer.fingerprint,
                 labels={},
                 pins={},
                 opened_at=0.0,
             ),
         )
-        length = 0
+        parent, answer = np.empty(0, np.int32), None
         for seq in range(1, turns + 1):
+            # Without the lowest ids, single bytes: text is what a model mostly writes.
+            text = draw.integers(1000, 4000, plain).tolist()
+            output = [*think, *text, *end]
+            user = {"role": "user", "content": ""}
+            while len(suffix := self._suffix(parent, answer, user)) < NEW_TOKENS - SAMPLED:
+                user["content"] += " word"
+            answer = {"role": "assistant", "content": tokenizer.decode(text)}
             event = TurnRecorded(
                 id=uuid.uuid4().hex,
                 parent=seq - 1,
-                keep=length,
-                suffix=draw.integers(0, self.vocabulary, NEW_TOKENS - SAMPLED, dtype=np.int32),
-                output=draw.integers(0, self.vocabulary, SAMPLED, dtype=np.int32),
+                keep=len(parent),
+                suffix=suffix,
+                output=np.array(output, np.int32),
                 logprobs=-draw.exponential(1.0, SAMPLED),
                 finish="stop",
                 response_id=f"r{seq}",
-                messages=[
-                    {"role": "user", "content": "x" * 256},
-                    {"role": "assistant", "content": "x" * 1800},
-                ],
+                messages=[user, answer],
                 tools=None,
                 request={"temperature": 1.0},
                 reply={"choices": [{}]},
-                meta={"prompt_tokens": length, "cached_tokens": length, "weight_version": "1"},
+                meta={"prompt_tokens": len(parent), "cached_tokens": len(parent), "weight_version": "1"},
                 requested_at=float(seq),
                 committed_at=seq + 0.5,
             )
             await store.append(session_id, seq, event)
-            length += NEW_TOKENS
+            parent = np.concatenate([parent, suffix, event.output])
         await client.aclose()
         return f"{self.url}/sessions/{session_id}"
+
+    def _suffix(
+        self, parent: NDArray[np.int32], answer: dict[str, str] | None, user: dict[str, str]
+    ) -> NDArray[np.int32]:
+        if answer is None:
+            return self.renderer.render([user])
+        return self.renderer.extend(parent, answer, [user]).suffix
 
 
 @contextmanager
@@ -98,7 +117,7 @@ def system() -> Iterator[System]:
             api, url = running.api()
             assembler = running.assembler()
             pids = (api.process.pid, assembler.process.pid)
-            yield System(url, valkey.url, pids, len(tokenizer))
+            yield System(url, valkey.url, pids, ChatRenderer(Tokenizer(tokenizer), get_family("qwen3")))
 
 
 def _collect(client: httpx.Client, session: str, number: int) -> int:

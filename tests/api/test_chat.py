@@ -156,6 +156,8 @@ async def test_records_show_request_and_response(session: OpenSession, engine: S
     assert record["request"]["temperature"] == 0.5
     assert record["response"] == answer
     sampled = [triple[1] for triple in answer["choices"][0]["meta_info"]["output_token_logprobs"]]
+    mismatch = body["metadata"].pop("tito_session_mismatch")
+    assert {entry["type"] for entry in mismatch} <= {"special_token_count", "assistant_text"}
     assert body["metadata"] == {
         "accumulated_token_ids": engine.bodies[0]["input_ids"] + sampled,
         "max_trim_tokens": 0,

@@ -23,7 +23,7 @@ from tokentape_core.domain.match import MATCHERS
 from tokentape_core.store import MemoryStore
 
 REFERENCE = DOCS / "reference"
-OPTIONS_WITH_VARIABLE = {"api", "assembler", "up", "config"}
+OPTIONS_WITH_VARIABLE = {"api", "assembler", "config", "family check", "up"}
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:

@@ -78,7 +78,9 @@ class Fleet:
     def assembler(self, *more: str) -> Running:
         """A worker process that has said that it is ready."""
         running = self.tokentape(
-            "assembler", "--tokenizer", str(self.tokenizer), "--redis-url", self.redis_url, *more
+            *("assembler", "--tokenizer", str(self.tokenizer), "--redis-url", self.redis_url),
+            *("--family", self.family),
+            *more,
         )
         wait_until(lambda: "ready" in running.output(), running)
         return running

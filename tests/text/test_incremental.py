@@ -12,6 +12,7 @@ import pytest
 
 from tests.text.models import small_hf, small_renderer
 from tokentape_core.text import FAMILIES, ChatRenderer, NotAppendable, Prompt, RenderError
+from tokentape_core.text.messages import template_messages
 
 Ids = npt.NDArray[np.int32]
 Message = dict[str, Any]
@@ -29,6 +30,11 @@ class Proof:
     parallel_calls: bool = True
     reasoning: bool = False
     user_turns: bool = True
+    kwargs: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        return small_renderer(self.template, self.family, **dict(self.kwargs))
 
     def __str__(self) -> str:
         return f"{self.family}-{self.template}"
@@ -50,18 +56,36 @@ PROOFS = (
     Proof("glm4", "glm4moe"),
     Proof("glm4", "glm4moe", reasoning=True, user_turns=False),
     Proof("glm4", "glm4moe_training"),
+    Proof("qwen3-thinking", "qwen3_thinking", reasoning=True, user_turns=False),
+    Proof("qwen3.5", "qwen3_6", reasoning=True, kwargs=(("preserve_thinking", True),)),
+    Proof("deepseek-v3", "deepseekv3_plain", tools=False),
+    Proof("nemotron3", "nemotron_3_nano", reasoning=True, user_turns=False),
+    Proof("nemotron3", "nemotron_3_nano", reasoning=True, kwargs=(("truncate_history_thinking", False),)),
+    Proof("nemotron3", "nemotron_3_super", kwargs=(("enable_thinking", False),)),
+    Proof("nemotron3", "nemotron_3_ultra", reasoning=True, user_turns=False),
+    Proof("nemotron3", "nemotron_3_5_lightning", reasoning=True, user_turns=False),
+    Proof("gpt-oss", "gptoss", reasoning=True, parallel_calls=False, user_turns=False),
+    Proof("gpt-oss", "gptoss", parallel_calls=False),
+)
+STAND_IN_PROOFS = (
+    Proof("minimax-m2", "minimax_like", reasoning=True),
+    Proof("kimi-k2", "kimi_like"),
+    Proof("deepseek-v4", "deepseekv3_training_plain", tools=False),
 )
 
 
 def test_every_family_is_proven() -> None:
-    """No row of the table goes without a real template."""
-    assert {proof.family for proof in PROOFS} == set(FAMILIES)
+    """Every row has a real template, or says that it has none and stands a stand-in."""
+    assert {proof.family for proof in PROOFS} == {name for name, row in FAMILIES.items() if row.proven}
+    assert {proof.family for proof in STAND_IN_PROOFS} == {
+        name for name, row in FAMILIES.items() if not row.proven
+    }
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=str)
+@pytest.mark.parametrize("proof", [*PROOFS, *STAND_IN_PROOFS], ids=str)
 def test_turn_by_turn_equals_the_whole(proof: Proof) -> None:
     """Each prompt that is built from its parent's tokens has the ids of rendering all messages at once."""
-    renderer = small_renderer(proof.template, proof.family)
+    renderer = proof.renderer
     dialogue = _dialogue(proof)
     tools = TOOLS if proof.tools else None
     turns = [i for i, message in enumerate(dialogue) if message["role"] == "assistant"]
@@ -80,14 +104,17 @@ def test_turn_by_turn_equals_the_whole(proof: Proof) -> None:
 )
 def test_every_append_role_is_appended(family: str) -> None:
     """A message of each allowed role comes out as in a rendering of the whole."""
-    proof = next(proof for proof in PROOFS if proof.family == family)
-    renderer = small_renderer(proof.template, family)
+    proof = next(proof for proof in [*PROOFS, *STAND_IN_PROOFS] if proof.family == family)
+    renderer = proof.renderer
     history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     for role in renderer.append_roles:
-        tokens = np.concatenate([renderer.render(history[:1]), _sample(proof, history, None)])
+        tokens = _turn(renderer, "yes")
         new = [{"role": role, "content": "42", "tool_call_id": "c"}]
         prompt = renderer.extend(tokens, history[1], new)
-        np.testing.assert_array_equal(_joined(tokens, prompt), renderer.render([*history, *new]))
+        # Some templates write the turn before otherwise than it was sampled: only what follows it must agree.
+        whole = renderer.render([*history, *new])
+        assert prompt.keep == len(tokens)
+        np.testing.assert_array_equal(prompt.suffix, whole[-len(prompt.suffix) :])
 
 
 def test_an_exact_resend_adds_only_the_boundary(renderer: ChatRenderer) -> None:
@@ -125,6 +152,50 @@ def test_glm_drops_the_sampled_opener(ending: str, trimmed: int) -> None:
 
     assert len(parent) - prompt.keep == trimmed <= renderer.max_trim_tokens
     assert _text(renderer, prompt.suffix) == "<|user|>\ngo on<|assistant|>"
+
+
+def test_harmony_replaces_the_return_token() -> None:
+    """The end of an answer becomes the end of a message; the end of a tool call stays."""
+    renderer = small_renderer("gptoss", "gpt-oss")
+    answered = _turn(renderer, "<|channel|>final<|message|>Hello<|return|>")
+    called = _turn(renderer, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>")
+    caller = {"role": "assistant", "tool_calls": [_call(1)]}
+
+    after_answer = renderer.extend(answered, {"role": "assistant", "content": "Hello"}, [_user("go on")])
+    after_call = renderer.extend(called, caller, [{"role": "tool", "content": "42"}])
+
+    assert len(answered) - after_answer.keep == 1 == renderer.max_trim_tokens
+    assert _text(renderer, after_answer.suffix) == (
+        "<|end|><|start|>user<|message|>go on<|end|><|start|>assistant"
+    )
+    assert after_call.keep == len(called)
+    assert _text(renderer, after_call.suffix) == (
+        '<|start|>functions.search to=assistant<|channel|>commentary<|message|>"42"<|end|><|start|>assistant'
+    )
+
+
+def test_harmony_refuses_parallel_calls() -> None:
+    """The template writes the first call only, so a turn with two cannot be continued."""
+    renderer = small_renderer("gptoss", "gpt-oss")
+    caller = {"role": "assistant", "tool_calls": [_call(1), _call(2)]}
+    with pytest.raises(NotAppendable, match="exactly once"):
+        renderer.extend(_turn(renderer, "x<|call|>"), caller, [{"role": "tool", "content": "42"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [("counting", "qwen3"), ("deepseekv3", "deepseek-v3")],
+    ids=["counter", "opened once"],
+)
+def test_text_that_depends_on_earlier_turns_is_never_guessed(template: str, family: str) -> None:
+    """Where the template writes tool results by what came before, they are refused; users are not."""
+    renderer = small_renderer(template, family)
+    caller = {"role": "assistant", "tool_calls": [_call(1)]}
+
+    with pytest.raises(NotAppendable, match="'tool' depends on the turns before"):
+        renderer.extend(_turn(renderer, "x"), caller, [{"role": "tool", "content": "42"}])
+
+    assert "go on" in _text(renderer, renderer.extend(_turn(renderer, "x"), caller, [_user("go on")]).suffix)
 
 
 def test_llama_accepts_the_end_of_a_built_in_call() -> None:
@@ -229,7 +300,8 @@ def test_a_recorded_call_without_function_is_an_error(renderer: ChatRenderer) ->
 
 def _dialogue(proof: Proof) -> list[Message]:
     calls = (1, 2) if proof.parallel_calls else (1,)
-    steps = [_step(proof, calls, "Looking."), _step(proof, calls, "")] if proof.tools else []
+    text = "" if proof.family == "gpt-oss" else "Looking."
+    steps = [_step(proof, calls, text), _step(proof, calls, "")] if proof.tools else []
     opening = [{"role": "system", "content": "Help."}, _user("Find  it.\n")]
     closing = [
         _answer(proof, "Found."),
@@ -273,14 +345,21 @@ def _user(content: str) -> Message:
 def _sample(proof: Proof, messages: list[Message], tools: Any) -> Ids:
     """What a model that follows the template would sample as the last message, its stop token included."""
     hf = small_hf(proof.template, proof.family)
-    before = hf.apply_chat_template(messages[:-1], tools=tools, tokenize=False, add_generation_prompt=True)
-    after = hf.apply_chat_template(messages, tools=tools, tokenize=False)
+    kwargs = dict(proof.kwargs)
+    # The template's own form, as the renderer passes it on: an object, or text for one family.
+    messages = template_messages(messages, arguments=FAMILIES[proof.family].arguments)
+    before = hf.apply_chat_template(
+        messages[:-1], tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+    )
+    after = hf.apply_chat_template(messages, tools=tools, tokenize=False, **kwargs)
     assert after.startswith(before)
-    stop = {"llama3": "<|eot_id|>", "glm4": "<|user|>"}.get(proof.family, "<|im_end|>")
-    if proof.family == "glm4" and messages[-1].get("tool_calls"):
-        stop = "<|observation|>"
-    text = after[len(before) :].split(stop)[0] + stop
-    return np.array(hf.encode(text, add_special_tokens=False), dtype=np.int32)
+    text = after[len(before) :]
+    if proof.family == "glm4":
+        stop = "<|observation|>" if messages[-1].get("tool_calls") else "<|user|>"
+        return np.array(hf.encode(text.split(stop)[0] + stop, add_special_tokens=False), dtype=np.int32)
+    ends = FAMILIES[proof.family].end_tokens or ("<|im_end|>",)
+    end = max(text.rfind(token) + len(token) for token in ends if token in text)
+    return np.array(hf.encode(text[:end], add_special_tokens=False), dtype=np.int32)
 
 
 def _turn(renderer: ChatRenderer, output: str) -> Ids:

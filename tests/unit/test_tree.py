@@ -64,7 +64,14 @@ def test_a_shared_turn_is_trained_in_the_earliest_leaf() -> None:
 
 def test_metadata_and_reward() -> None:
     """The agent's metadata comes back in every sample, its reward as the reward; our keys stay ours."""
-    metadata = {"reward": 0.5, "note": "n", "leaf": "mine", "lifecycle": 1, "accumulated_token_ids": [], "tree": 2}
+    metadata = {
+        "reward": 0.5,
+        "note": "n",
+        "leaf": "mine",
+        "lifecycle": 1,
+        "accumulated_token_ids": [],
+        "tree": 2,
+    }
     for sample in assemble(tree(0, 0), decode, metadata=metadata).samples:
         assert sample.reward == 0.5
         assert sample.metadata["note"] == "n"

@@ -1,6 +1,6 @@
 """The program of a child process: jobs come in as lines on stdin, answers go out as lines on stdout.
 
-    parent → child    {"redis_url": …, "tokenizer": …, "pick_hook": …, "finish_hook": …}   once
+    parent → child    what it needs of the settings (`run.serve`)    once
     child → parent    {"ready": true} or {"error": why}         once
     parent → child    a job (`AssembleJob.to_json`)             any number of times, one at a time
     child → parent    {"outcome": …, "detail": …, "timing_ms": …}
@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final
@@ -32,6 +33,8 @@ from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.loading import load_function
 from tokentape_core.store import RedisStore, connect, redis_errors
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.without_torch import without_torch
 
@@ -41,17 +44,24 @@ _DETAIL_CHARS: Final = 2_000
 class Child:
     """Assembles one job after the other."""
 
-    def __init__(self, client: redis.asyncio.Redis, decode: Decode, hooks: Hooks = DEFAULT_HOOKS) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        decode: Decode,
+        hooks: Hooks = DEFAULT_HOOKS,
+        renderer: ChatRenderer | None = None,
+    ) -> None:
         self._client = client
         self._store = RedisStore(client)
         self._decode = decode
         self._hooks = hooks
+        self._renderer = renderer
 
     async def answer(self, line: bytes) -> dict[str, Any]:
         """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none."""
         try:
             job = AssembleJob.from_json(orjson.loads(line))
-            result = await outcome_of(job, self._store, self._decode, self._hooks)
+            result = await outcome_of(job, self._store, self._decode, self._hooks, self._renderer)
             await self._save(job, result)
         except Exception as error:  # whatever it is, the waiting driver must hear of it
             traceback.print_exc()
@@ -80,19 +90,29 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         hello = orjson.loads(sys.stdin.buffer.readline())
-        hooks = _hooks(hello["pick_hook"], hello["finish_hook"])
-        child = Child(connect(hello["redis_url"]), Tokenizer.load(hello["tokenizer"]).decode, hooks)
+        child = _child(hello)
     except Exception as error:
         _send(channel, {"error": _describe(error)})
         sys.exit(1)
     # What start-up left on the heap stays: a full collection over it would cost a job 200 ms.
     gc.freeze()
+    # A job makes many containers and no cycles; collecting among them takes a tenth of its time.
+    gc.set_threshold(200_000, 50, 100)
     _send(channel, {"ready": True})
     lines: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_receive, args=(lines,), daemon=True).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         while True:
             _send(channel, runner.run(child.answer(lines.get())))
+
+
+def _child(hello: Mapping[str, Any]) -> Child:
+    template = Path(hello["chat_template"]) if hello["chat_template"] else None
+    tokenizer = Tokenizer.load(hello["tokenizer"], chat_template=template)
+    family = get_family(hello["family"])
+    renderer = ChatRenderer(tokenizer, family) if tokenizer.has_template else None
+    hooks = _hooks(hello["pick_hook"], hello["finish_hook"])
+    return Child(connect(hello["redis_url"]), tokenizer.decode, hooks, renderer)
 
 
 def _hooks(pick: str | None, finish: str | None) -> Hooks:

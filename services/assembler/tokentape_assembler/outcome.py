@@ -14,11 +14,13 @@ from tokentape_contracts.errors import (
 )
 from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_contracts.samples import encode_samples
+from tokentape_core.comparison import comparison
 from tokentape_core.domain.assemble import assemble
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.store import Store
+from tokentape_core.text.render import ChatRenderer
 
 REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     EventUnsupported,
@@ -31,7 +33,11 @@ REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
 
 
 async def outcome_of(
-    job: AssembleJob, store: Store, decode: Decode, hooks: Hooks = DEFAULT_HOOKS
+    job: AssembleJob,
+    store: Store,
+    decode: Decode,
+    hooks: Hooks = DEFAULT_HOOKS,
+    renderer: ChatRenderer | None = None,
 ) -> JobResult:
     """The outcome of a job. Equal for equal events up to the tail but for `timing_ms` (INV-9).
 
@@ -51,7 +57,14 @@ async def outcome_of(
     try:
         state = await _read(job, store)
         lap("fold")
-        assembly = assemble(state, decode, max_seq_len=job.max_seq_len, metadata=job.metadata, hooks=hooks)
+        assembly = assemble(
+            state,
+            decode,
+            max_seq_len=job.max_seq_len,
+            metadata=job.metadata,
+            hooks=hooks,
+            compare=comparison(renderer, state.opened.template) if renderer else None,
+        )
         lap("assemble")
     except REFUSALS as error:
         return JobResult(b"", "", timing_ms, error)

@@ -1,6 +1,7 @@
 """What a worker process is started with."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,6 +11,9 @@ class AssemblerSettings:
     Attributes:
         redis_url: `redis://`, `rediss://` or `unix://`; may hold a password, so it is never shown.
         tokenizer: directory or name of the model's tokenizer, which decodes the samples' text.
+        chat_template: a Jinja file that replaces the tokenizer's own chat template; as the API has it.
+        family: the model family; as the API has it. With another template or family than a session's,
+            samples come without `tito_session_mismatch`.
         pick_hook: import path of the function that picks a tree's leaves; None is the default.
         finish_hook: import path of the function that finishes a tree's samples; None is the default.
         workers: assemblies that run at the same time, each in a child process of its own.
@@ -20,6 +24,8 @@ class AssemblerSettings:
 
     redis_url: str = field(repr=False)
     tokenizer: str
+    chat_template: Path | None = None
+    family: str = "default"
     workers: int = 1
     pick_hook: str | None = None
     finish_hook: str | None = None

@@ -23,7 +23,7 @@ EPILOG: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit code is 0 for success, 1 for a failure, 2 for wrong usage."""
     parser = build_parser()
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # These log every request at INFO; ours is the business of the process, not of its HTTP client.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -44,6 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
         add(command)
         command.set_defaults(run=run)
     return parser
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """The arguments with a command of two words as one."""
+    words = " ".join(arguments[:2])
+    return [words, *arguments[2:]] if len(arguments) > 1 and words in _COMMANDS else list(arguments)
 
 
 def _add(names: Sequence[str]) -> Callable[[argparse.ArgumentParser], None]:
@@ -93,6 +99,18 @@ def _config(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_family_check(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.family import add_arguments
+
+    add_arguments(parser)
+
+
+def _family_check(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.family import check
+
+    return check(arguments)
+
+
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     from tokentape_engine.options import add_arguments
 
@@ -131,5 +149,10 @@ _COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run,
         "record living agents on the reference engine, collect their samples and verify every one",
     ),
     "engine": (_add_engine, _engine, "run the reference engine: a tiny model, for demos and tests"),
+    "family check": (
+        _add_family_check,
+        _family_check,
+        "tell at which boundaries a chat template is append-only (exit code 0: at all of them, 1: not)",
+    ),
     "config": (_add(options.ALL), _config, "print the effective settings, secrets masked"),
 }

@@ -127,7 +127,15 @@ API: Final = (
     "redis-url",
     "engine-timeout-s",
 )
-ASSEMBLER: Final = ("tokenizer", "redis-url", "workers", "pick-hook", "finish-hook")
+ASSEMBLER: Final = (
+    "tokenizer",
+    "chat-template",
+    "family",
+    "redis-url",
+    "workers",
+    "pick-hook",
+    "finish-hook",
+)
 ALL: Final = tuple(OPTIONS)
 
 _OTHER_VARIABLES: Final = frozenset({f"{PREFIX}CACHE_DIR"})

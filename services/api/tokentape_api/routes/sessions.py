@@ -15,6 +15,7 @@ from tokentape_contracts import limits
 from tokentape_contracts.errors import SessionDeleted
 from tokentape_contracts.events import SessionOpened, SessionSealed
 from tokentape_contracts.http import OpenRequest
+from tokentape_core.comparison import comparison
 from tokentape_core.domain import view
 from tokentape_core.domain.state import SessionState
 
@@ -51,12 +52,13 @@ async def get_session(request: Request) -> Response:
     if request.query_params.get("view") == "events":
         body = await asyncio.to_thread(_dump, {"session_id": session_id, "events": view.compact(state)})
     else:
-        body = await asyncio.to_thread(_dump_records, session_id, state)
+        body = await asyncio.to_thread(_dump_records, services, session_id, state)
     return Response(body, media_type=JSON)
 
 
-def _dump_records(session_id: str, state: SessionState) -> bytes:
-    metadata = view.session_metadata(state)
+def _dump_records(services: Services, session_id: str, state: SessionState) -> bytes:
+    compare = comparison(services.renderer, state.opened.template)
+    metadata = view.session_metadata(state, compare)
     return _dump({"session_id": session_id, "records": view.records(state), "metadata": metadata})
 
 

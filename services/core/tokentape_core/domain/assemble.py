@@ -21,7 +21,7 @@ from tokentape_core.domain.tree import (
     leaf_metadata,
     leaves,
 )
-from tokentape_core.domain.view import session_metadata
+from tokentape_core.domain.view import Compare, mismatch, session_metadata
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +46,7 @@ def assemble(
     max_seq_len: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     hooks: Hooks = DEFAULT_HOOKS,
+    compare: Compare | None = None,
 ) -> Assembly:
     """The samples of a session.
 
@@ -56,16 +57,17 @@ def assemble(
         decode: decodes one piece of the response; the pieces' texts are concatenated.
         max_seq_len: longest sample in tokens, prompt included.
         metadata: the agent's own, for the finish hook; a linear session's is applied by the driver.
+        compare: compares a path's tokens with the chat template's rendering.
 
     Raises:
         PrefixBroken: a turn's prompt does not begin with its parent's tokens.
         HookFailed: a hook raised or broke its contract.
     """
-    about = session_metadata(state)
+    about = session_metadata(state, compare)
     if state.head is None:
         return Assembly([], about, "no_records")
     if state.opened.mode == "tree":
-        samples = _tree_samples(state, decode, max_seq_len, metadata or {}, hooks)
+        samples = _tree_samples(state, decode, max_seq_len, metadata or {}, hooks, compare)
     else:
         built = path_sample(state.head.path, state.opened.max_trim_tokens, decode, max_seq_len)
         samples = [built[0]] if built else []
@@ -78,6 +80,7 @@ def _tree_samples(
     max_seq_len: int | None,
     metadata: Mapping[str, Any],
     hooks: Hooks,
+    compare: Compare | None,
 ) -> list[Sample]:
     items = []
     for leaf in _picked(leaves(state), hooks.pick):
@@ -86,6 +89,7 @@ def _tree_samples(
             sample, spans = built
             sample.metadata["accumulated_token_ids"] = leaf.turn.tokens
             sample.metadata["leaf"] = leaf_metadata(leaf)
+            sample.metadata.update(mismatch(leaf.turn, compare))
             items.append(LeafSample(leaf, sample, spans))
     with _hook(hooks.finish):
         hooks.finish(items, metadata)

@@ -180,6 +180,8 @@ def _total(turns: Sequence[Turn], counter: str) -> int:
 def _spec_info(turns: Sequence[Turn]) -> dict[str, int]:
     """The sums of the counters that the engine sent; empty without speculative decoding."""
     info: dict[str, int] = {}
+    if not any(key.startswith("spec_") for turn in turns for key in turn.event.meta):
+        return info
     for name, spellings in _SPEC_COUNTERS.items():
         values = [value for turn in turns if (value := _first(turn, spellings)) is not None]
         if values:

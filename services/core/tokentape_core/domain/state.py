@@ -5,8 +5,10 @@ Everything here is immutable. Shapes: `S` suffix tokens, `O` output tokens, `T` 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokentape_contracts.errors import StreamCorrupt
 from tokentape_contracts.events import (
@@ -61,7 +63,17 @@ class Turn:
         return tokens[: self.length]
 
     @property
-    def tools(self) -> list[object] | None:
+    def sampled(self) -> NDArray[np.bool_]:
+        """bool[T]: which of `tokens` were sampled, here or further up. Built anew at each call."""
+        path = self.path
+        sampled = np.zeros(max(turn.length for turn in path), np.bool_)
+        for turn in path:
+            sampled[turn.event.keep : turn.prompt_length] = False
+            sampled[turn.prompt_length : turn.length] = True
+        return sampled[: self.length]
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
         """The tools in force: its own, else those of the nearest turn above that names some."""
         turn: Turn | None = self
         while turn is not None and turn.event.tools is None:

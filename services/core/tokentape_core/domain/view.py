@@ -1,5 +1,6 @@
 """Views of a session: what GET shows of it, rebuilt from the events."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -8,16 +9,33 @@ import numpy as np
 from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.domain.tree import tables
 
+Compare = Callable[[Turn], list[dict[str, Any]] | None]
+"""Where the chat template would write something else than the tokens of this turn's path; None: unknown."""
 
-def session_metadata(state: SessionState) -> dict[str, Any]:
+
+def session_metadata(state: SessionState, compare: Compare | None = None) -> dict[str, Any]:
     """What GET and every samples reply say about the whole session.
 
     `accumulated_token_ids`: int32[T], all tokens of the path to the newest turn. `max_trim_tokens`: how many
     trailing tokens of a turn the next prompt may render anew. In tree mode also the `tree` tables.
+    `tito_session_mismatch`: what `compare` finds on that path; absent if that is unknown.
     """
     tokens = state.head.tokens if state.head else np.empty(0, np.int32)
-    metadata = {"accumulated_token_ids": tokens, "max_trim_tokens": state.opened.max_trim_tokens}
-    return {**metadata, "tree": tables(state)} if state.opened.mode == "tree" else metadata
+    metadata: dict[str, Any] = {
+        "accumulated_token_ids": tokens,
+        "max_trim_tokens": state.opened.max_trim_tokens,
+    }
+    if state.opened.mode == "tree":
+        metadata["tree"] = tables(state)
+    if state.head is not None:
+        metadata.update(mismatch(state.head, compare))
+    return metadata
+
+
+def mismatch(turn: Turn, compare: Compare | None) -> dict[str, Any]:
+    """The metadata key `tito_session_mismatch` of this turn's path, or no key if that is unknown."""
+    found = compare(turn) if compare is not None else None
+    return {} if found is None else {"tito_session_mismatch": found}
 
 
 def records(state: SessionState) -> list[dict[str, Any]]:

@@ -30,13 +30,29 @@ class Boundary:
         known = {spelling: token_id for spelling, token_id in ids.items() if token_id is not None}
         self._pattern = re.compile("|".join(map(re.escape, known)))
         self._ids = frozenset(known.values())
-        self._reopened = bool(family.openers)
+        self._replaced = frozenset(known[name] for name in family.replaced if name in known)
+        self._opener = spellings[0] if family.openers else None
         self.names = " or ".join(known)
 
     def find(self, text: str, start: int = 0) -> int | None:
         """Where the first boundary token at or after `start` begins in `text`."""
         match = self._pattern.search(text, start)
         return match.start() if match else None
+
+    def sampled(self, rendered: str) -> str:
+        """What a model samples of a turn whose rendering goes on with `rendered`: up to its stop token."""
+        if self._opener is not None:
+            return rendered + self._opener
+        ends = [match.end() for match in self._pattern.finditer(rendered)]
+        return rendered[: ends[-1]] if ends else rendered
+
+    def is_boundary(self, token_id: int) -> bool:
+        """Whether that token ends a turn."""
+        return token_id in self._ids
+
+    def is_spelled(self, text: str) -> bool:
+        """Whether `text` is the spelling of a boundary token."""
+        return self._pattern.fullmatch(text) is not None
 
     def at_start(self, ids: npt.NDArray[np.int32]) -> bool:
         """Whether `ids` begin with a boundary token."""
@@ -48,8 +64,10 @@ class Boundary:
         """How many tokens of `parent` to keep and what to put after them, so that one boundary token is left.
 
         `following` begins with a boundary token. If `parent` ends with one as well, an end token is taken
-        from the former's start, an opener from the latter's end.
+        from the former's start, an opener or a token that is replaced from the latter's end.
         """
         if parent.size == 0 or int(parent[-1]) not in self._ids:
             return parent.size, following
-        return (parent.size - 1, following) if self._reopened else (parent.size, following[1:])
+        if self._opener is not None or int(parent[-1]) in self._replaced:
+            return parent.size - 1, following
+        return parent.size, following[1:]

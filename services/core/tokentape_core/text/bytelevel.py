@@ -33,6 +33,17 @@ class ByteTable:
         pieces: list[bytes] = self._bytes.take(indices, mode="clip").tolist()
         return b"".join(pieces).decode("utf-8", errors="replace")
 
+    def decode_between(self, ids: npt.NDArray[np.integer], cuts: Sequence[int]) -> list[str]:
+        """The texts before, between and after the tokens at the positions `cuts`, which ascend.
+
+        One text more than cuts; each as `decode` gives it.
+        """
+        pieces: list[bytes] = self._bytes.take(ids, mode="clip").tolist()
+        starts = [0, *(cut + 1 for cut in cuts)]
+        ends = [*cuts, len(pieces)]
+        joined = (b"".join(pieces[start:end]) for start, end in zip(starts, ends, strict=True))
+        return [text.decode("utf-8", errors="replace") for text in joined]
+
 
 def _alphabet() -> dict[str, int]:
     """The byte behind each character of GPT-2's alphabet.

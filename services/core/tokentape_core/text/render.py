@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentape_core.text.boundary import Boundary
+from tokentape_core.text.dummies import OPENING, SENTINELS, TURNS, dummy_assistant
 from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError
 from tokentape_core.text.families import Family
 from tokentape_core.text.messages import Message, template_messages
+from tokentape_core.text.segments import Splitter
 from tokentape_core.text.tokenizer import Tokenizer
 
 __all__ = ["ChatRenderer", "NotAppendable", "Prompt", "RenderError"]
@@ -35,9 +37,6 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
-
-# One of these stands for the assistant's text in a dummy history: the first that no message contains.
-_SENTINELS = tuple(f"tokentape-sentinel-{i}" for i in range(8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +69,9 @@ class ChatRenderer:
         self._family = family
         self._kwargs = self._checked(dict(template_kwargs))
         self._boundary = Boundary(tokenizer, family)
+        self._splitter = Splitter(tokenizer)
         self._refusal = self._try_template()
+        self._refused_roles = self._roles_that_depend_on_history()
         self._fingerprint = self._digest()
 
     @property
@@ -82,6 +83,21 @@ class ChatRenderer:
     def fingerprint(self) -> str:
         """16 hex digits that change if the tokenizer, its template, the family or `template_kwargs` do."""
         return self._fingerprint
+
+    @property
+    def family(self) -> Family:
+        """The row of the family table."""
+        return self._family
+
+    @property
+    def boundary(self) -> Boundary:
+        """The boundary tokens of the family in this tokenizer."""
+        return self._boundary
+
+    @property
+    def splitter(self) -> Splitter:
+        """Cuts conversations at the special tokens of this tokenizer."""
+        return self._splitter
 
     @property
     def max_trim_tokens(self) -> int:
@@ -107,6 +123,17 @@ class ChatRenderer:
         """
         return self._encode(self._apply(self._convert(messages), tools, template_kwargs))
 
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: _Tools | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        """As `render`, but not yet tokenised, with or without the generation prompt. Raises `RenderError`."""
+        return self._apply(self._convert(messages), tools, template_kwargs, generation_prompt)
+
     def extend(
         self,
         parent_tokens: npt.NDArray[np.integer],
@@ -127,8 +154,9 @@ class ChatRenderer:
         it stopped at another token, such as <|endoftext|>) keeps all its tokens, and the suffix begins with
         the token that the template writes there.
 
-        Raises `NotAppendable` for a role that cannot be appended and for a template that cannot be cut after
-        the assistant's turn, `RenderError` for messages that cannot be rendered.
+        Raises `NotAppendable` for a role that cannot be appended, for a template that cannot be cut after the
+        assistant's turn, and where the template's text depends on turns before that one; `RenderError` for
+        messages that cannot be rendered.
         """
         if self._refusal is not None:
             raise NotAppendable(self._refusal)
@@ -142,6 +170,32 @@ class ChatRenderer:
         keep, suffix = self._boundary.join(parent_tokens, following)
         return Prompt(keep=keep, suffix=suffix)
 
+    def sample(
+        self,
+        history: Sequence[Message],
+        assistant: Message,
+        *,
+        tools: _Tools | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> _Ids:
+        """What a model that follows the template would sample as `assistant`, its stop token included.
+
+        Where the template does not go on from its own generation prompt, that is what it writes after the
+        tokens of the prompt that it keeps. Raises `RenderError`.
+        """
+        before = self.render_text(history, tools=tools, template_kwargs=template_kwargs)
+        after = self._boundary.sampled(
+            self.render_text(
+                [*history, assistant], tools=tools, template_kwargs=template_kwargs, generation_prompt=False
+            )
+        )
+        if after.startswith(before):
+            return self._encode(after[len(before) :])
+        prompt, turn = self._encode(before), self._encode(after)
+        shared = min(len(prompt), len(turn))
+        different = np.flatnonzero(prompt[:shared] != turn[:shared])
+        return turn[int(different[0]) if different.size else shared :]
+
     def _convert(self, messages: Sequence[Message]) -> list[dict[str, object]]:
         return template_messages(messages, arguments=self._family.arguments, extra_roles=self.append_roles)
 
@@ -153,6 +207,10 @@ class ChatRenderer:
                     f"a message with role {role!r} cannot follow a recorded turn of family "
                     f"{self._family.name}; allowed: {', '.join(sorted(self.append_roles))}"
                 )
+            if role in self._refused_roles:
+                raise NotAppendable(
+                    f"what the template writes for a message with role {role!r} depends on the turns before"
+                )
 
     def _render_after_turn(
         self,
@@ -160,19 +218,16 @@ class ChatRenderer:
         new: Sequence[Message],
         tools: _Tools | None,
         template_kwargs: Mapping[str, object] | None,
+        earlier: Sequence[Message] = (),
     ) -> str:
         """What the template writes from the end of an assistant's turn on, boundary token included.
 
         Rendered after a dummy history: neither the length of the real one nor the special treatment that some
         templates give to a *last* assistant message has any influence.
         """
-        for sentinel in _SENTINELS:
-            dummies: list[Message] = [
-                {"role": "system", "content": "system"},
-                {"role": "user", "content": "user"},
-                self._dummy_assistant(assistant, sentinel),
-            ]
-            text = self._apply([*dummies, *new], tools, template_kwargs)
+        for sentinel in SENTINELS:
+            turn = dummy_assistant(assistant, sentinel, self._family.arguments)
+            text = self._apply([*OPENING, *earlier, turn, *new], tools, template_kwargs)
             if text.count(sentinel) == 1:
                 break
         else:
@@ -182,36 +237,19 @@ class ChatRenderer:
             raise NotAppendable(f"the template does not end an assistant's turn with {self._boundary.names}")
         return text[end:]
 
-    def _dummy_assistant(self, assistant: Message, sentinel: str) -> Message:
-        """A message with the recorded tool calls, and the sentinel in what the template writes last of it.
-
-        That is the text, or the last call's arguments. The recorded ones are in the parent's tokens, and no
-        tool message refers to them. Without them the cost stays constant, and a conversation can go on after
-        the model sampled broken JSON.
-        """
-        recorded = assistant.get("tool_calls")
-        if not isinstance(recorded, list | tuple) or not recorded:
-            return {"role": "assistant", "content": sentinel}
-        calls: list[Message] = []
-        for i, call in enumerate(recorded):
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if not isinstance(function, Mapping):
-                raise RenderError("a tool call of the recorded turn has no function")
-            arguments = {"text": sentinel} if i == len(recorded) - 1 else {}
-            dummy = {
-                "name": function.get("name"),
-                "arguments": json.dumps(arguments) if self._family.arguments == "string" else arguments,
-            }
-            calls.append({"id": call.get("id"), "type": "function", "function": dummy})
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-
     def _apply(
-        self, messages: Sequence[Message], tools: _Tools | None, template_kwargs: Mapping[str, object] | None
+        self,
+        messages: Sequence[Message],
+        tools: _Tools | None,
+        template_kwargs: Mapping[str, object] | None,
+        generation_prompt: bool = True,
     ) -> str:
         kwargs = self._checked({**self._kwargs, **(template_kwargs or {})})
         try:
             # Some templates tell an empty list of tools from none; requests do not.
-            return self._tokenizer.apply_template(messages, tools=tools or None, template_kwargs=kwargs)
+            return self._tokenizer.apply_template(
+                messages, tools=tools or None, template_kwargs=kwargs, generation_prompt=generation_prompt
+            )
         except _TEMPLATE_ERRORS as error:
             raise RenderError(f"the chat template refused the messages: {error}") from error
 
@@ -238,6 +276,23 @@ class ChatRenderer:
                 raise TokenizerError(f"the chat template is not valid: {error.__cause__}") from error
             return f"the template refuses a system, a user and an assistant message in a row: {error}"
         return None
+
+    def _roles_that_depend_on_history(self) -> frozenset[str]:
+        """The roles before which the template writes something else if there were such turns before.
+
+        A template that counts tool calls over the whole conversation is one: after a dummy history it would
+        write a wrong number.
+        """
+        return frozenset(role for role, turn in TURNS.items() if self._depends_on_history(role, turn))
+
+    def _depends_on_history(self, role: str, turn: Message) -> bool:
+        message = {"role": role, "content": "content", "tool_call_id": "call"}
+        earlier: list[Message] = [*self._convert([turn]), message]
+        try:
+            first = self._render_after_turn(turn, [message], None, None)
+            return first != self._render_after_turn(turn, [message], None, None, earlier)
+        except (NotAppendable, RenderError):
+            return False  # `extend` meets the same refusal, and has the reason
 
     def _digest(self) -> str:
         parts = [self._tokenizer.fingerprint, self._family.name, dict(self._kwargs)]

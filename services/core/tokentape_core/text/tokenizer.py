@@ -128,14 +128,29 @@ class Tokenizer:
             raise ValueError(f"a token id is negative: {int(values.min())}")
         return str(self._backend.decode(values.tolist(), skip_special_tokens=False))
 
+    def decode_between(self, ids: npt.NDArray[np.integer], cuts: Sequence[int]) -> list[str]:
+        """The texts before, between and after the tokens at the positions `cuts`, which ascend."""
+        if self._table is not None:
+            return self._table.decode_between(ids, cuts)
+        starts = [0, *(cut + 1 for cut in cuts)]
+        ends = [*cuts, len(ids)]
+        return [self.decode(ids[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def added_tokens(self) -> dict[str, int]:
+        """The spelling and id of every token that is found whole in a text: special ones and tags."""
+        return {
+            token.content: token_id for token_id, token in self._backend.get_added_tokens_decoder().items()
+        }
+
     def apply_template(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object],
+        generation_prompt: bool = True,
     ) -> str:
-        """`messages` and the generation prompt as the chat template writes them.
+        """`messages`, and the generation prompt unless it is not wanted, as the chat template writes them.
 
         `template_kwargs` must not hold any of `reserved_kwargs`: those would replace the template or change
         what is done with it. Raises whatever the template raises. The compiled template is cached.
@@ -146,7 +161,7 @@ class Tokenizer:
             conversation,
             tools=None if tools is None else list(tools),  # type: ignore[arg-type]
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=generation_prompt,
             **kwargs,
         )
         return str(text)

@@ -1,0 +1,85 @@
+"""A conversation cut at its special tokens, from recorded ids or from rendered text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentape_core.text.tokenizer import Tokenizer
+
+__all__ = ["Segments", "Splitter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """`texts[0] specials[0] texts[1] … specials[-1] texts[-1]`; a text may be empty."""
+
+    specials: list[str]
+    texts: list[str]
+
+    def join(self, start: int, end: int) -> str:
+        """Texts `start` to `end` and the special tokens between them."""
+        pairs = zip(self.texts[start:end], self.specials[start:end], strict=True)
+        return "".join(piece for pair in pairs for piece in pair) + self.texts[end]
+
+
+class Splitter:
+    """Cuts at the added tokens of one tokenizer. Immutable and safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        spellings = tokenizer.added_tokens()
+        self._tokenizer = tokenizer
+        self._names = {token_id: spelling for spelling, token_id in spellings.items()}
+        self._is_special = np.zeros(max(self._names, default=-1) + 2, dtype=bool)
+        self._is_special[list(self._names)] = True
+        self._pattern = re.compile(f"({_any_of(spellings)})") if spellings else None
+
+    def of_ids(self, ids: npt.NDArray[np.integer]) -> tuple[Segments, npt.NDArray[np.intp]]:
+        """The segments of `ids` (shape [T]), and the positions of the special tokens in them."""
+        # The row after the last id is never special; ids above the vocabulary are read from it.
+        positions = np.flatnonzero(self._is_special.take(ids, mode="clip"))
+        specials = [self._names[token_id] for token_id in ids[positions].tolist()]
+        return Segments(specials, self._tokenizer.decode_between(ids, positions.tolist())), positions
+
+    def count_in_ids(self, ids: npt.NDArray[np.integer]) -> int:
+        """How many special tokens there are in `ids` (shape [T])."""
+        return int(np.count_nonzero(self._is_special.take(ids, mode="clip")))
+
+    def count_in_text(self, text: str) -> int:
+        """How many there would be if `text` were tokenised."""
+        return len(self._pattern.findall(text)) if self._pattern else 0
+
+    def of_text(self, text: str) -> Segments:
+        """The segments that tokenising `text` would give, without doing so."""
+        parts = self._pattern.split(text) if self._pattern else [text]
+        return Segments(parts[1::2], parts[::2])
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """A pattern for the longest of `words`, grouped by what they begin with.
+
+    Vocabularies have hundreds of special tokens that all begin alike: tried one by one at every `<` of a
+    text, they would cost more than everything else.
+    """
+    rest: dict[str, list[str]] = {}
+    for word in sorted(filter(None, set(words))):
+        rest.setdefault(word[0], []).append(word[1:])
+    return "|".join(re.escape(first) + _tail(tails) for first, tails in rest.items())
+
+
+def _tail(words: Sequence[str]) -> str:
+    shared = _common_start(words)
+    words = [word[len(shared) :] for word in words]
+    optional = "?" if "" in words else ""
+    inner = _any_of(words)
+    return re.escape(shared) + (f"(?:{inner}){optional}" if inner else "")
+
+
+def _common_start(words: Sequence[str]) -> str:
+    low, high = min(words), max(words)
+    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    return low[:same]
