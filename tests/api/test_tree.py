@@ -1,14 +1,17 @@
-"""Tree mode: retries, compaction, sub-agents and forks, as real harnesses make them."""
+"""Tree mode: retries, compaction, sub-agents and forks, as real harnesses make them, on the OpenAI SDK."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.api.conftest import OpenSession
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import limits
+from tokentape_contracts.events import TurnRecorded
 from tokentape_contracts.samples import Sample
 from tokentape_core.domain.assemble import assemble
 from tokentape_core.domain.state import fold
@@ -20,10 +23,29 @@ USER = {"role": "user", "content": "Hello"}
 AGAIN = {"role": "user", "content": "And now?"}
 
 
+class SdkSession(OpenSession):
+    """A session whose agent is the real OpenAI SDK, with its retries."""
+
+    async def chat(self, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
+        sdk = openai.AsyncOpenAI(base_url=f"http://api{self.url}/v1", api_key="-", http_client=self.api)
+        conversation: Any = list(messages)
+        try:
+            raw = await sdk.chat.completions.with_raw_response.create(
+                model="m", messages=conversation, **fields
+            )
+        except openai.APIStatusError as error:
+            return error.response
+        return raw.http_response
+
+
+async def open_tree(api: httpx.AsyncClient, **fields: Any) -> SdkSession:
+    reply = await api.post("/sessions", json={"mode": "tree", **fields})
+    return SdkSession(api, f"/sessions/{reply.json()['session_id']}")
+
+
 @pytest.fixture
-async def tree(api: httpx.AsyncClient) -> OpenSession:
-    reply = await api.post("/sessions", json={"mode": "tree"})
-    return OpenSession(api, f"/sessions/{reply.json()['session_id']}")
+async def tree(api: httpx.AsyncClient) -> SdkSession:
+    return await open_tree(api)
 
 
 async def answer(session: OpenSession, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -82,8 +104,7 @@ async def test_respelt_arguments(
     api: httpx.AsyncClient, engine: ScriptedEngine, matcher: str, expected: list[int]
 ) -> None:
     """`strict` branches on another spelling, `loose_tool_call` extends; the canonical one extends in both."""
-    opened = await api.post("/sessions", json={"mode": "tree", "matcher": matcher})
-    session = OpenSession(api, f"/sessions/{opened.json()['session_id']}")
+    session = await open_tree(api, matcher=matcher)
     engine.answer = lambda body: httpx.Response(
         200,
         json=engine.reply(
@@ -167,16 +188,32 @@ async def test_what_cannot_be_appended_begins_a_root(
     assert engine.bodies[1]["input_ids"] == renderer.render(messages).tolist()
 
 
-async def test_the_limit_of_nodes(
-    tree: OpenSession, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full session is refused before the engine is asked, whatever would be continued."""
-    monkeypatch.setattr(limits, "TURNS_PER_SESSION", 5)
-    for _ in range(5):
-        await answer(tree, USER)
-    reply = await tree.chat(USER)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "session_full")
-    assert len(engine.bodies) == 5
+async def test_the_limit_of_nodes(tree: OpenSession, engine: ScriptedEngine, store: MemoryStore) -> None:
+    """1,024 nodes are kept; one more is refused before the engine is asked, whatever it would continue."""
+    session_id = tree.url.split("/")[-1]
+    first = await answer(tree, USER)
+    recorded = (await store.read(session_id))[1][1]
+    assert isinstance(recorded, TurnRecorded)
+    for seq in range(2, limits.TURNS_PER_SESSION):
+        await store.append(session_id, seq, replace(recorded, id=f"{seq:032x}"))
+    await answer(tree, USER, first, AGAIN)
+    asked = len(engine.bodies)
+    for messages in ([USER], [USER, first, AGAIN]):
+        reply = await tree.chat(*messages)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "session_full")
+    assert len(engine.bodies) == asked == 2
+    assert len(await parents(tree)) == 1024
+
+
+async def test_a_session_with_two_hundred_leaves(tree: OpenSession, store: MemoryStore) -> None:
+    """200 children of one turn are 200 leaves, of which the default pick keeps the newest."""
+    first = await answer(tree, USER)
+    for number in range(200):
+        await answer(tree, USER, first, {"role": "user", "content": f"Task {number}"})
+    tables = (await tree.api.get(tree.url)).json()["metadata"]["tree"]
+    assert len(tables["leaves"]) == 200
+    (sample,) = await samples(tree, store)
+    assert sample.metadata["leaf"]["path_node_ids"] == [0, 200]
 
 
 async def test_rejected_and_pending_requests_change_nothing(

@@ -51,7 +51,7 @@ def test_codes_are_distinct_and_say_their_class() -> None:
 @pytest.mark.parametrize(
     ("family", "statuses", "retryable", "actors"),
     [
-        (RequestError, range(400, 500), False, {Actor.CALLER}),
+        (RequestError, range(400, 500), False, {Actor.CALLER, Actor.OPERATOR}),
         (RetryableError, (503, 504), True, {Actor.NOBODY, Actor.OPERATOR}),
         (ServerFault, (500, 502), False, {Actor.OPERATOR, Actor.MAINTAINER}),
     ],

@@ -58,7 +58,9 @@ def test_trained_at_most_once(events: list[TurnRecorded], max_seq_len: int | Non
         token
         for sample in assembly.samples
         for token, mask in zip(
-            sample.tokens[-len(sample.loss_mask) :].tolist(), sample.loss_mask, strict=True
+            sample.tokens[len(sample.tokens) - len(sample.loss_mask) :].tolist(),
+            sample.loss_mask,
+            strict=True,
         )
         if mask
     )
@@ -75,7 +77,7 @@ def test_trained_exactly_once(events: list[TurnRecorded]) -> None:
     present: set[int] = set()
     sampled = {int(token) for event in events for token in event.output}
     for sample in assembly.samples:
-        response = sample.tokens[-len(sample.loss_mask) :].tolist()
+        response = sample.tokens[len(sample.tokens) - len(sample.loss_mask) :].tolist()
         present |= sampled.intersection(response)
         trained.update(token for token, mask in zip(response, sample.loss_mask, strict=True) if mask)
     assert trained == Counter(present)
