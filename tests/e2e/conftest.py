@@ -1,15 +1,11 @@
 """The whole system as a user runs it: reference engine, API, worker and Valkey, each a process of its own."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Fleet, fleet, free_port, wait_for
+from tests.support.processes import MODEL_DIR, Fleet, fleet, free_port, wait_for
 from tokentape_cli.embedded import EmbeddedValkey
-
-MODEL_DIR = Path(__file__).parents[2] / ".tokentape" / "reference-model"
-"""Shared with `make demo`: the tiny model is trained once."""
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import MODEL_DIR
+from tests.support.processes import MODEL_DIR
 from tokentape_cli.demo.agent import Agent
 from tokentape_cli.demo.branches import CompactingAgent, DelegatingAgent, RetryingAgent
 from tokentape_cli.demo.verify import TOLERANCE, largest_difference, load_model

@@ -11,18 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.processes import MODEL_DIR
 from tokentape_engine.model import TinyModel
-
-TRAIN_STEPS = 150
-"""Enough for whole tool calls in most replies; the default trains longer."""
 
 
 @pytest.fixture(scope="session")
-def engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of a server process, which has trained its model."""
-    model_dir = tmp_path_factory.mktemp("engine") / "model"
+def engine_url(model_dir: Path) -> Iterator[str]:
+    """The base URL of a server process, which trains its model if nobody has."""
     command = [sys.executable, "-m", "tokentape_engine", "--port", "0", "--model-dir", str(model_dir)]
-    command += ["--train-steps", str(TRAIN_STEPS)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         output = []
         assert process.stderr is not None
@@ -42,13 +38,13 @@ def engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def model_dir(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server has saved its model."""
-    return next(tmp_path_factory.getbasetemp().glob("engine*/model"))
+def model_dir() -> Path:
+    """Where the server keeps its model: trained once for all tests and for `make demo`."""
+    return MODEL_DIR
 
 
 @pytest.fixture(scope="session")
-def model(model_dir: Path) -> TinyModel:
+def model(engine_url: str, model_dir: Path) -> TinyModel:
     """The server's model, loaded a second time: the judge of what the server says."""
     return TinyModel.load(model_dir)
 

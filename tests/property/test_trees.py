@@ -91,8 +91,9 @@ def test_a_leafs_tokens_are_its_paths(events: list[TurnRecorded]) -> None:
         leaf = state.turns[sample.metadata["leaf"]["node_id"]]
         merged = [seq + 1 for seq in sample.metadata["leaf"]["path_node_ids"]]
         assert merged == [turn.seq for turn in leaf.path]
-        owner = next(turn for turn in leaf.path if turn.length >= len(sample.tokens))
-        assert sample.tokens.tolist() == owner.tokens[: len(sample.tokens)].tolist()
+        lifecycle = sample.metadata["lifecycle"]
+        last = leaf.path[len(lifecycle) - 1 if isinstance(lifecycle, list) else 0]
+        assert sample.tokens.tolist() == last.tokens[: len(sample.tokens)].tolist()
 
 
 @given(forests(), st.randoms(use_true_random=False))

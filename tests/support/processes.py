@@ -11,6 +11,9 @@ from pathlib import Path
 
 import httpx
 
+MODEL_DIR = Path(__file__).parents[2] / ".tokentape" / "reference-model"
+"""The reference engine's model, trained once for all tests and for `make demo`."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
