@@ -11,15 +11,6 @@ from tokentape_cli.embedded import DATABASES, EmbeddedValkey
 _databases = itertools.count(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under `-n`, a file's tests stay together, and so do all that share the trained model."""
-    for item in items:
-        folder = item.path.parent.name
-        group = "model" if folder in ("engine", "e2e") else f"{folder}/{item.path.name}"
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[EmbeddedValkey]:
     """One real server for the whole run; tests share it and never flush it."""
