@@ -226,11 +226,15 @@ def _ensure_supported(contract: int) -> None:
 
 def _ensure_finite(value: Any, where: str) -> None:
     """JSON would turn a NaN reward into null, which means "no reward"."""
-    if isinstance(value, float | np.floating) and not math.isfinite(value):
-        raise MalformedSamples(f"{where} holds {value}, which JSON cannot carry")
-    if isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _ensure_finite(inner, where)
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, list | tuple):
+            left.extend(value)
+        elif isinstance(value, float | np.floating) and not math.isfinite(value):
+            raise MalformedSamples(f"{where} holds {value}, which JSON cannot carry")
 
 
 def _wire_array(value: Any, row: Wire, where: str) -> NDArray[Any]:

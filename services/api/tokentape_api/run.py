@@ -1,5 +1,6 @@
 """Running an API process."""
 
+import gc
 import logging
 import signal
 from socket import socket
@@ -63,6 +64,8 @@ def run(settings: ApiSettings) -> int:
     # uvicorn raises the signal again once it has stopped in order; that must not end us with an error.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
+    # What start-up left on the heap stays: full collections over it would stall the loop.
+    gc.freeze()
     server.run()
     return 0 if server.started else 1
 

@@ -1,6 +1,7 @@
 """The entry points of a worker process."""
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -60,6 +61,8 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         await pool.start()
         arq = arq_client(client)
         worker = AssemblyWorker(arq, JobRunner(arq, pool).run, lambda: pool.ready, stop)
+        # What start-up left on the heap stays: full collections over it would stall the loop.
+        gc.freeze()
         log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
         await worker.async_run()
     finally:
