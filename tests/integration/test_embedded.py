@@ -190,12 +190,12 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
 
 def test_a_port_that_was_taken_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """If another process takes the free port first, the server starts on another one."""
-    free = embedded._free_port
+    free = embedded.free_port
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = iter([taken.getsockname()[1], free()])
-        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(embedded, "free_port", lambda: next(ports))
         with EmbeddedValkey() as server:
             assert server.port != taken.getsockname()[1]
             assert _ping(server.url)

@@ -1,6 +1,5 @@
 """Tokentape's processes, as a deployment runs them: separate, over a real server."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -11,14 +10,10 @@ from pathlib import Path
 
 import httpx
 
+from tokentape_cli.processes import free_port
+
 MODEL_DIR = Path(__file__).parents[2] / ".tokentape" / "reference-model"
 """The reference engine's model, trained once for all tests and for `make demo`."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tokentape_cli.processes import end, free_port
+
 START_TIMEOUT_S: Final = 10.0
 """The server must answer within this time."""
 STOP_TIMEOUT_S: Final = 5.0
@@ -79,7 +81,7 @@ class EmbeddedValkey:
             return
         binary = _binary()
         for remaining in reversed(range(_TRIES)):
-            port = self._port or _free_port()
+            port = self._port or free_port()
             try:
                 self._launch(binary, port)
             except BaseException as error:
@@ -181,12 +183,7 @@ class EmbeddedValkey:
             if watch.stdin is not None:
                 watch.stdin.close()
         if server is not None:
-            server.terminate()
-            try:
-                server.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            end(server, STOP_TIMEOUT_S)
 
 
 def _binary() -> Path:
@@ -204,13 +201,6 @@ def _binary() -> Path:
     if not os.access(binary, os.X_OK):
         raise EmbeddedValkeyError(f"{binary} may not be executed; pass --redis-url instead")
     return binary
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _tail(log: Path) -> str:

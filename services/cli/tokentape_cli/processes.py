@@ -1,5 +1,6 @@
 """Child processes of the command: started together, stopped together."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ class Processes:
         command = [sys.executable, "-m", "tokentape_cli", *arguments]
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
         self._children[name] = child
-        self._stack.callback(_stop, child)
+        self._stack.callback(end, child, _STOP_S)
 
     def check(self) -> None:
         """Raises `ProcessEnded` if a child has ended."""
@@ -70,13 +71,22 @@ class Processes:
             time.sleep(_POLL_S)
 
 
-def _stop(child: "subprocess.Popen[bytes]") -> None:
+def end(child: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+    """Ends a child in order, or by force if that takes longer than `timeout_s`."""
     child.terminate()
     try:
-        child.wait(_STOP_S)
+        child.wait(timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def answers(url: str) -> bool:

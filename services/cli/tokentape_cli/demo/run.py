@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from tokentape_cli.demo.branches import CompactingAgent, DelegatingAgent, Retryi
 from tokentape_cli.demo.show import legend, show, show_tree, uses_color
 from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
 from tokentape_cli.options import Setting
-from tokentape_cli.processes import ProcessEnded, Processes, answers
+from tokentape_cli.processes import ProcessEnded, Processes, answers, free_port
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_driver import RolloutSample, TokentapeClient, rollout
 
@@ -110,7 +109,7 @@ def _title(sample: RolloutSample) -> str:
 
 
 def _start_engine(processes: Processes, model_dir: str) -> str:
-    port = _free_port()
+    port = free_port()
     Path(model_dir).parent.mkdir(parents=True, exist_ok=True)
     processes.start("engine", ["engine", "--port", str(port), "--model-dir", model_dir])
     url = f"http://127.0.0.1:{port}"
@@ -124,17 +123,10 @@ def _settings(engine_url: str, model_dir: str, redis_url: str) -> dict[str, Sett
         "tokenizer": model_dir,
         "family": "qwen3",
         "redis-url": redis_url,
-        "port": _free_port(),
+        "port": free_port(),
     }
     defaults = {name: Setting(option.default, "default") for name, option in options.OPTIONS.items()}
     return {**defaults, **{name: Setting(value, "demo") for name, value in chosen.items()}}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
