@@ -17,6 +17,7 @@ returns a list of siblings, which share a `rollout_id`; `validate_rollout_ids`, 
 
 `rollout` does an episode; `TokentapeClient.open_session` and `Session.collect_samples` are its parts, for
 trainers that run the agent themselves. Any class with the fields of `RolloutSample` will do in its place.
+`verify` asks the trainer's own model whether it gives the sampled tokens the recorded log-probs.
 `errors` shows what can be raised; the server's own classes are in `tokentape_contracts.errors`.
 """
 
@@ -39,6 +40,7 @@ from tokentape_driver.sample import RolloutSample, overlay
 from tokentape_driver.session import Collected, Session
 from tokentape_driver.siblings import validate_rollout_ids
 from tokentape_driver.sync import SyncClient
+from tokentape_driver.verify import Verification, verify
 
 __all__ = [
     "CannotOverlay",
@@ -55,10 +57,12 @@ __all__ = [
     "TokentapeClient",
     "TransportError",
     "UnexpectedReply",
+    "Verification",
     "collate",
     "normalize_rewards",
     "overlay",
     "rollout",
     "rollout_mask_sums",
     "validate_rollout_ids",
+    "verify",
 ]

@@ -11,8 +11,8 @@ import pytest
 from tests.support.processes import MODEL_DIR
 from tokentape_cli.demo.agent import Agent
 from tokentape_cli.demo.branches import CompactingAgent, DelegatingAgent, RetryingAgent
-from tokentape_cli.demo.verify import TOLERANCE, largest_difference, load_model
-from tokentape_driver import RolloutSample, TokentapeClient, rollout
+from tokentape_cli.demo.verify import TOLERANCE, load_model
+from tokentape_driver import RolloutSample, TokentapeClient, rollout, verify
 from tokentape_engine.dialogues import SYSTEM_PROMPT, TOOLS, call_tool
 
 QUESTION = "What is the weather in Paris?"
@@ -63,7 +63,7 @@ async def test_concurrent_agents_are_verified(url: str, model: Any) -> None:
     for sample in samples:
         assert "agent_error" not in sample.metadata
         assert sum(sample.loss_mask or []) > 0
-        assert largest_difference(sample, model) <= TOLERANCE
+        assert verify(sample, model).largest <= TOLERANCE
     assert any(sample.metadata["tool_calls"] for sample in samples)
 
 
@@ -71,10 +71,10 @@ async def test_a_wrong_token_would_be_seen(url: str, model: Any) -> None:
     """The proof can fail: one changed prompt token moves the log-probs by more than the tolerance."""
     async with TokentapeClient(url) as client:
         sample = await rollout(Agent((QUESTION,)), RolloutSample(), client=client)
-    assert largest_difference(sample, model) <= TOLERANCE
+    assert verify(sample, model).largest <= TOLERANCE
     first = len(sample.tokens) - sample.response_length
     sample.tokens[first - 4] += 1
-    assert largest_difference(sample, model) > TOLERANCE
+    assert verify(sample, model).largest > TOLERANCE
 
 
 async def test_respelled_tool_calls_extend(url: str, model: Any) -> None:
@@ -83,7 +83,7 @@ async def test_respelled_tool_calls_extend(url: str, model: Any) -> None:
         samples = [await rollout(respell, RolloutSample(index=i), client=client) for i in range(3)]
     for sample in samples:
         assert "agent_error" not in sample.metadata, sample.metadata["agent_error"]
-        assert largest_difference(sample, model) <= TOLERANCE
+        assert verify(sample, model).largest <= TOLERANCE
         assert sample.non_generation_time == 0.25
     with_calls = [sample for sample in samples if sample.metadata["calls"]]
     assert with_calls, "no tool call in three episodes"
@@ -139,7 +139,7 @@ async def test_sdk_streams(url: str, model: Any) -> None:
             assert usage is not None
             assert usage.prompt_tokens == len(record["request"]["input_ids"])
             collected = await session.collect_samples(RolloutSample())
-            assert largest_difference(collected.samples[0], model) <= TOLERANCE
+            assert verify(collected.samples[0], model).largest <= TOLERANCE
             if calls:
                 return
     pytest.fail("no tool call in five episodes")
@@ -188,7 +188,7 @@ async def test_truncated_turn_is_extended(url: str, model: Any) -> None:
         collected = await session.collect_samples(RolloutSample())
     (sample,) = collected.samples
     assert (sample.status.value if sample.status else None, sample.response_length) == ("truncated", 4)
-    assert largest_difference(sample, model) <= TOLERANCE
+    assert verify(sample, model).largest <= TOLERANCE
 
 
 @pytest.mark.parametrize("agent", [RetryingAgent, CompactingAgent, DelegatingAgent])
@@ -200,6 +200,6 @@ async def test_trees_are_verified(url: str, model: Any, agent: type[Agent]) -> N
     for sample in siblings:
         assert "agent_error" not in sample.metadata
         assert sample.loss_mask is not None
-        assert largest_difference(sample, model) <= TOLERANCE
+        assert verify(sample, model).largest <= TOLERANCE
     roots = [node for node in siblings[0].metadata["tree"]["nodes"] if node["parent"] is None]
     assert len(siblings) >= len(roots)

@@ -16,7 +16,7 @@ from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
 from tokentape_cli.options import Setting
 from tokentape_cli.processes import ProcessEnded, Processes, answers, free_port
 from tokentape_core.text.tokenizer import Tokenizer
-from tokentape_driver import RolloutSample, TokentapeClient, rollout
+from tokentape_driver import RolloutSample, TokentapeClient, rollout, verify
 
 _ENGINE_READY_S = 180.0
 _BRANCHING = (RetryingAgent, CompactingAgent, DelegatingAgent)
@@ -69,7 +69,7 @@ async def _play(url: str, agents: int) -> list[list[RolloutSample]]:
 
 def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
     """Shows and verifies every sample; the exit code says whether all were right."""
-    from tokentape_cli.demo.verify import TOLERANCE, largest_difference, load_model
+    from tokentape_cli.demo.verify import TOLERANCE, load_model
 
     color = uses_color()
     tokenizer = Tokenizer.load(model_dir)
@@ -79,16 +79,16 @@ def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
     samples = [sample for siblings in rollouts for sample in siblings]
     for sample in samples:
         print("\n" + show(sample, tokenizer, _title(sample), color=color))
-        if sample.metadata.get("agent_error") or not sample.loss_mask:
+        if sample.metadata.get("agent_error") or not any(sample.loss_mask or []):
             print(f"  not collected: {sample.metadata.get('agent_error') or sample.metadata}")
             continue
-        difference = largest_difference(sample, model)
-        is_right = difference <= TOLERANCE
+        found = verify(sample, model)
+        is_right = found.largest <= TOLERANCE
         verified += is_right
-        worst = max(worst, difference)
-        verdict = "verified" if is_right else "WRONG"
+        worst = max(worst, found.largest)
         print(
-            f"  {verdict}: recomputed log-probs differ by at most {difference:.1e} (allowed {TOLERANCE:.0e})"
+            f"  {'verified' if is_right else 'WRONG'}: {found.tokens} recomputed log-probs differ by at most "
+            f"{found.largest:.1e} (allowed {TOLERANCE:.0e})"
         )
     for siblings in rollouts:
         if "tree" in siblings[0].metadata:
