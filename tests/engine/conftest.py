@@ -1,4 +1,4 @@
-"""One trained model and one real server process for all tests of the reference engine."""
+"""Real server processes for the tests of the reference engine: a trained dense model, a random MoE one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,14 @@ from tokentape_engine.model import TinyModel
 @pytest.fixture(scope="session")
 def engine_url(model_dir: Path) -> Iterator[str]:
     """The base URL of a server process, which trains its model if nobody has."""
-    command = [sys.executable, "-m", "tokentape_engine", "--port", "0", "--model-dir", str(model_dir)]
+    with _engine("--model-dir", str(model_dir)) as url:
+        yield url
+
+
+@contextmanager
+def _engine(*options: str) -> Iterator[str]:
+    """A server process that is ready, by its base URL; it must stop in order."""
+    command = [sys.executable, "-m", "tokentape_engine", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         output = []
         assert process.stderr is not None
@@ -54,3 +62,25 @@ def client(engine_url: str) -> Iterator[httpx.Client]:
     """An HTTP client of the server."""
     with httpx.Client(base_url=engine_url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the MoE server keeps its model, with random weights."""
+    return tmp_path_factory.mktemp("moe") / "model"
+
+
+@pytest.fixture(scope="session")
+def moe_client(moe_dir: Path) -> Iterator[httpx.Client]:
+    """An HTTP client of a server process with a random MoE model, whose weights nobody updates."""
+    with (
+        _engine("--model", "moe", "--train-steps", "0", "--model-dir", str(moe_dir)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def moe_model(moe_client: httpx.Client, moe_dir: Path) -> TinyModel:
+    """The MoE server's model, loaded a second time."""
+    return TinyModel.load(moe_dir)

@@ -9,6 +9,7 @@ import pytest
 from tokentape_engine import server
 from tokentape_engine.model import TinyModel
 from tokentape_engine.server import load_or_train
+from tokentape_engine.training import train
 
 
 def test_second_start_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +38,22 @@ def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"):
         load_or_train(tmp_path / "model", train_steps=0)
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]
+
+
+def test_directory_decides_the_kind(tmp_path: Path) -> None:
+    """A saved model is loaded as the kind that it is; a start that insists on the other kind is an error."""
+    first = load_or_train(tmp_path / "model", train_steps=0, kind="moe")
+    second = load_or_train(tmp_path / "model")
+    assert (first.kind, second.kind) == ("moe", "moe")
+    assert second.network.config.architectures == ["Qwen3MoeForCausalLM"]
+    with pytest.raises(ValueError, match="holds a moe model, not a dense one"):
+        load_or_train(tmp_path / "model", kind="dense")
+
+
+def test_experts_learn(capsys: pytest.CaptureFixture[str]) -> None:
+    """Training reaches a MoE model too: one step moves every weight, the routers' included."""
+    model = TinyModel.create(kind="moe")
+    before = {name: weights.clone() for name, weights in model.network.named_parameters()}
+    train(model, steps=1)
+    assert "step 1/1" in capsys.readouterr().err
+    assert not any(weights.equal(before[name]) for name, weights in model.network.named_parameters())

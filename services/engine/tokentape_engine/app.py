@@ -14,10 +14,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tokentape_engine.generate import Completion, Generator, QueueFullError
+from tokentape_engine.generate import Generator, QueueFullError
 from tokentape_engine.model import TinyModel
-from tokentape_engine.reply import chat_reply, error_reply, generate_reply
-from tokentape_engine.request import BadRequestError, GenerationRequest, read_chat, read_generate, read_json
+from tokentape_engine.reply import chat_reply, error_reply, generate_reply, update_reply
+from tokentape_engine.request import (
+    BadRequestError,
+    GenerationRequest,
+    read_chat,
+    read_generate,
+    read_json,
+    read_update,
+)
+from tokentape_engine.sequence import Completion
+from tokentape_engine.weights import UnknownVersionError
 
 MODEL_NAME = "tokentape-reference"
 
@@ -25,7 +34,8 @@ MODEL_NAME = "tokentape-reference"
 def build_app(model: TinyModel, *, model_name: str = MODEL_NAME, seed: int = 0) -> Starlette:
     """The application for one model. Its generator thread starts and ends with the application's lifespan.
 
-    `seed` starts the draws of requests that bring no seed of their own.
+    `seed` starts the draws of requests that bring no seed of their own. `/update_weights` changes `model`, in
+    memory only.
     """
     state: dict[str, Generator] = {}
 
@@ -40,7 +50,8 @@ def build_app(model: TinyModel, *, model_name: str = MODEL_NAME, seed: int = 0) 
             state["generator"].close()
 
     async def complete(request: GenerationRequest) -> Completion:
-        return await asyncio.wrap_future(state["generator"].submit(request.prompt, request.sampling))
+        future = state["generator"].submit(request.prompt, request.sampling, request.experts_from)
+        return await asyncio.wrap_future(future)
 
     async def chat(http: Request) -> Response:
         request = read_chat(read_json(await http.body()), model)
@@ -49,6 +60,10 @@ def build_app(model: TinyModel, *, model_name: str = MODEL_NAME, seed: int = 0) 
     async def generate(http: Request) -> Response:
         request = read_generate(read_json(await http.body()), model)
         return _json(generate_reply(request, await complete(request), model.tokenizer))
+
+    async def update_weights(http: Request) -> Response:
+        change = read_update(read_json(await http.body()))
+        return _json(update_reply(await asyncio.wrap_future(state["generator"].update(change))))
 
     async def models(_: Request) -> Response:
         card = {
@@ -67,11 +82,13 @@ def build_app(model: TinyModel, *, model_name: str = MODEL_NAME, seed: int = 0) 
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/generate", generate, methods=["POST"]),
+            Route("/update_weights", update_weights, methods=["POST"]),
             Route("/v1/models", models),
             Route("/health", health),
         ],
         exception_handlers={
             BadRequestError: _bad_request,
+            UnknownVersionError: _bad_request,
             QueueFullError: _queue_full,
             HTTPException: _http_error,
             Exception: _internal_error,

@@ -1,4 +1,7 @@
-"""The reference model: a Qwen3 of 0.35 M parameters, small enough to learn the dialogues in seconds.
+"""The reference model: a Qwen3 small enough to learn the dialogues in seconds.
+
+There are two kinds: a dense one of 0.35 M parameters, and a mixture of experts of 0.5 M (2 of 8 experts for
+each token in each of 2 layers).
 
 It is rendered with trl's `qwen3_training` template. Unlike the published `qwen3` template that one is
 append-only across tool calls *and* user turns: it renders every assistant message with its think block,
@@ -9,58 +12,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from tokentape_engine.dialogues import Message
+from tokentape_engine.options import Kind
 from tokentape_engine.tokenizer import END_OF_TEXT, END_OF_TURN, chat_template, small_tokenizer
 
 CHAT_TEMPLATE = "qwen3_training"
 CONTEXT_LENGTH = 4096
 """Tokens of prompt and output together."""
 
+Network: TypeAlias = Qwen3ForCausalLM | Qwen3MoeForCausalLM
+
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
     """A model with its tokenizer; the tokenizer carries the chat template."""
 
-    network: Qwen3ForCausalLM
+    network: Network
     tokenizer: PreTrainedTokenizerFast
 
     @classmethod
-    def create(cls, seed: int = 0) -> TinyModel:
+    def create(cls, seed: int = 0, kind: Kind = "dense") -> TinyModel:
         """A model with random weights. `seed` decides them."""
         tokenizer = small_tokenizer()
         tokenizer.chat_template = chat_template(CHAT_TEMPLATE)
-        config = Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=CONTEXT_LENGTH,
-            # With the usual 0.02 an untrained model hardly notices a wrong token in its prompt; tests want it
-            # to.
-            initializer_range=0.2,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            dtype="float32",
-        )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            network = Qwen3ForCausalLM(config)
+            network = _random_network(kind, tokenizer)
         network.train(False)
         return cls(network, tokenizer)
 
     @classmethod
     def load(cls, folder: Path) -> TinyModel:
-        """The model that `save` wrote. Needs no network."""
-        network = Qwen3ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        """The model that `save` wrote, of whichever kind. Needs no network."""
+        network = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        if not isinstance(network, Network):
+            raise TypeError(f"{folder} holds a {type(network).__name__}, not a Qwen3 or Qwen3-MoE")
         network.train(False)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -87,6 +86,11 @@ class TinyModel:
         return list(rendered["input_ids"])
 
     @property
+    def kind(self) -> Kind:
+        """Whether the model has experts."""
+        return "moe" if isinstance(self.network, Qwen3MoeForCausalLM) else "dense"
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end an output: `<|im_end|>` and `<|endoftext|>`."""
         return frozenset({self._token_id(END_OF_TURN), self._token_id(END_OF_TEXT)})
@@ -106,3 +110,32 @@ class TinyModel:
         if not isinstance(token_id, int):
             raise TypeError(f"{token!r} is not one token")
         return token_id
+
+
+def _random_network(kind: Kind, tokenizer: PreTrainedTokenizerFast) -> Network:
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        # With the usual 0.02 an untrained model hardly notices a wrong token in its prompt; tests want it to.
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    if kind == "dense":
+        return Qwen3ForCausalLM(Qwen3Config(**shape))
+    # Two experts of half the width cost a token what the dense layer costs it.
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape | experts))

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 DEFAULT_PORT = 30000
-DEFAULT_MODEL_DIR = Path(".tokentape/reference-model")
+Kind = Literal["dense", "moe"]
+"""A dense model, or a mixture of experts with real routing."""
+
+DEFAULT_MODEL_DIRS: Mapping[Kind, Path] = {
+    "dense": Path(".tokentape/reference-model"),
+    "moe": Path(".tokentape/reference-model-moe"),
+}
 TRAIN_STEPS = 200
 
 
@@ -20,11 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port to listen on, 0 for a free one (default: %(default)s)",
     )
     parser.add_argument(
+        "--model",
+        choices=list(DEFAULT_MODEL_DIRS),
+        help="kind of model: dense, or moe with experts (default: the kind that DIR holds, else dense)",
+    )
+    parser.add_argument(
         "--model-dir",
         type=Path,
-        default=DEFAULT_MODEL_DIR,
         metavar="DIR",
-        help="where the trained model is kept; trained at the first start (default: %(default)s)",
+        help="where the trained model is kept; trained at the first start "
+        f"(default: {DEFAULT_MODEL_DIRS['dense']}, with --model moe {DEFAULT_MODEL_DIRS['moe']})",
     )
     parser.add_argument(
         "--train-steps",

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import time
 import uuid
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from tokentape_engine.generate import Completion
 from tokentape_engine.parse import parse_message
 from tokentape_engine.request import GenerationRequest
-
-WEIGHT_VERSION = "1"
-"""The weights never change while the server runs."""
+from tokentape_engine.sequence import Completion, Finish
+from tokentape_engine.weights import Updated
 
 
 def chat_reply(
@@ -54,16 +54,22 @@ def generate_reply(
     request: GenerationRequest, done: Completion, tokenizer: PreTrainedTokenizerFast
 ) -> dict[str, Any]:
     """The answer to `/generate`."""
-    finish: dict[str, Any] = {"type": done.finish}
-    if done.finish == "length":
-        finish["length"] = len(done.tokens)
-    else:
-        finish["matched"] = done.matched_stop
+    details: dict[Finish, dict[str, Any]] = {
+        "stop": {"matched": done.matched_stop},
+        "length": {"length": len(done.tokens)},
+        "abort": {"message": "aborted by a weight update"},
+    }
+    finish_reason = {"type": done.finish} | details[done.finish]
     return {
         "text": _text(request, done, tokenizer),
         "output_ids": done.tokens,
-        "meta_info": _meta_info(uuid.uuid4().hex, request, done) | {"finish_reason": finish},
+        "meta_info": _meta_info(uuid.uuid4().hex, request, done) | {"finish_reason": finish_reason},
     }
+
+
+def update_reply(updated: Updated) -> dict[str, Any]:
+    """The answer to `/update_weights`."""
+    return {"success": True, "weight_version": updated.version, "aborted": updated.aborted}
 
 
 def error_reply(status: int, kind: str, message: str) -> dict[str, Any]:
@@ -87,13 +93,26 @@ def _meta_info(reply_id: str, request: GenerationRequest, done: Completion) -> d
         "prompt_tokens": len(request.prompt),
         "completion_tokens": len(done.tokens),
         "cached_tokens": done.cached_tokens,
-        "weight_version": WEIGHT_VERSION,
+        "weight_version": done.weight_version,
+        "weight_versions": _spans(done.token_versions),
         "e2e_latency": done.latency_s,
     }
+    if done.experts is not None:
+        info["routed_experts"] = base64.b64encode(done.experts.numpy().astype("<i4").tobytes()).decode()
     if request.logprobs:
         pairs = zip(done.logprobs, done.tokens, strict=True)
         info["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     return info
+
+
+def _spans(versions: list[str]) -> list[dict[str, Any]]:
+    """Runs of equal versions, as output tokens [start, end)."""
+    spans: list[dict[str, Any]] = []
+    end = 0
+    for version, run in itertools.groupby(versions):
+        start, end = end, end + len(list(run))
+        spans.append({"version": version, "start": start, "end": end})
+    return spans
 
 
 def _openai_logprobs(done: Completion, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

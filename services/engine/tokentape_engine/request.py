@@ -10,6 +10,7 @@ import orjson
 
 from tokentape_engine.model import TinyModel
 from tokentape_engine.sampling import Sampling
+from tokentape_engine.weights import WeightUpdate
 
 Body = dict[str, Any]
 
@@ -32,7 +33,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_indexer_topk": (False,),
-    "return_routed_experts": (False,),
     "stop_regex": (),
     "stream": (False,),
     "tool_choice": ("auto", "none"),
@@ -56,6 +56,8 @@ class GenerationRequest:
     token_ids: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
+    experts_from: int | None = None
+    """Index of the first token whose experts are wanted; None: of no token."""
 
 
 def read_json(raw: bytes) -> Body:
@@ -80,9 +82,13 @@ def read_chat(body: Body, model: TinyModel) -> GenerationRequest:
         prompt = body["input_ids"]
     else:
         prompt = _render(messages, tools, body.get("chat_template_kwargs"), model)
+    prompt = _check_prompt(prompt, model)
     limit = _first(body, "max_completion_tokens", "max_tokens")
+    experts_from = _read_experts_from(body, prompt, model)
+    if experts_from is not None and not _flag(body, "return_meta_info"):
+        raise BadRequestError("return_routed_experts needs return_meta_info: that is where the experts go")
     return GenerationRequest(
-        prompt=_check_prompt(prompt, model),
+        prompt=prompt,
         sampling=_read_sampling(body, limit, len(prompt), model, default=None),
         tools=bool(tools),
         logprobs=_flag(body, "logprobs"),
@@ -90,6 +96,7 @@ def read_chat(body: Body, model: TinyModel) -> GenerationRequest:
         token_ids=_flag(body, "return_token_ids"),
         no_stop_trim=_flag(body, "no_stop_trim"),
         skip_special_tokens=_flag(body, "skip_special_tokens", default=True),
+        experts_from=experts_from,
     )
 
 
@@ -109,7 +116,29 @@ def read_generate(body: Body, model: TinyModel) -> GenerationRequest:
         meta_info=True,
         no_stop_trim=_flag(parameters, "no_stop_trim"),
         skip_special_tokens=_flag(parameters, "skip_special_tokens", default=True),
+        experts_from=_read_experts_from(body, prompt, model),
     )
+
+
+def read_update(body: Body) -> WeightUpdate:
+    """`/update_weights`: every field has a default, and a field that it does not have is refused."""
+    unknown = body.keys() - {"weight_version", "seed", "scale", "abort_all_requests"}
+    if unknown:
+        raise BadRequestError(f"no such field: {', '.join(sorted(unknown))}")
+    version = body.get("weight_version")
+    if version is not None and (not isinstance(version, str) or not version):
+        raise BadRequestError(f"weight_version must be a non-empty string, got {version!r}")
+    seed = _seed(body.get("seed"))
+    default = WeightUpdate()
+    try:
+        return WeightUpdate(
+            version=version,
+            seed=default.seed if seed is None else seed,
+            scale=_number(body, "scale", default.scale),
+            abort_all=_flag(body, "abort_all_requests"),
+        )
+    except ValueError as error:
+        raise BadRequestError(str(error)) from None
 
 
 def _refuse_unsupported(body: Body) -> None:
@@ -170,22 +199,42 @@ def _read_sampling(body: Body, limit: Any, used: int, model: TinyModel, default:
             f"{used} prompt tokens and {limit} new tokens exceed the context of {model.context_length} tokens"
         )
     stop = body.get("stop") or ()
-    seed = _first(body, "seed", "sampling_seed")
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-        raise BadRequestError(f"seed must be an integer from 0 to 2^63 - 1, got {seed!r}")
     try:
         return Sampling(
             max_tokens=limit,
             temperature=_number(body, "temperature", 1.0),
             top_p=_number(body, "top_p", 1.0),
             top_k=int(_number(body, "top_k", -1)),
-            seed=seed,
+            seed=_seed(_first(body, "seed", "sampling_seed")),
             stop=(stop,) if isinstance(stop, str) else tuple(_list_of(str, stop, "stop")),
             stop_token_ids=frozenset(_list_of(int, body.get("stop_token_ids") or (), "stop_token_ids")),
             ignore_eos=_flag(body, "ignore_eos"),
         )
     except ValueError as error:
         raise BadRequestError(str(error)) from None
+
+
+def _read_experts_from(body: Body, prompt: list[int], model: TinyModel) -> int | None:
+    start = body.get("routed_experts_start_len")
+    start = 0 if start is None else start
+    if type(start) is not int or not 0 <= start <= len(prompt):
+        raise BadRequestError(
+            f"routed_experts_start_len must be an integer from 0 to the {len(prompt)} prompt tokens, "
+            f"got {start!r}"
+        )
+    if not _flag(body, "return_routed_experts"):
+        return None
+    if model.kind == "dense":
+        raise BadRequestError(
+            "return_routed_experts=True is not supported: this model is dense, without experts"
+        )
+    return start
+
+
+def _seed(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+        raise BadRequestError(f"seed must be an integer from 0 to 2^63 - 1, got {value!r}")
+    return value
 
 
 def _first(body: Body, *names: str) -> Any:

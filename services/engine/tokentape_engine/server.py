@@ -1,8 +1,12 @@
 """The reference engine's process: a small, honest inference server for demos and tests.
 
-It answers SGLang's chat and generate shapes over a model of 0.35 M parameters that is trained in seconds.
-Sampling, log-probs, stop tokens, tool calls and prefix caching are real; the answers are only as good as such
-a model.
+It answers SGLang's chat and generate shapes over a model of at most 0.5 M parameters that is trained in
+seconds. Sampling, log-probs, stop tokens, tool calls and prefix caching are real; the answers are only as
+good as such a model. For what a trainer does around an engine there is more:
+
+- Experts: with `--model moe` a request may ask for the experts that the model's routers chose.
+- Changing weights: `POST /update_weights` adds noise to the weights in memory and gives them a new version,
+  while requests run or after it has aborted them. Every reply says which version each token is from.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from tokentape_engine.app import build_app
 from tokentape_engine.model import TinyModel
-from tokentape_engine.options import DEFAULT_MODEL_DIR, DEFAULT_PORT, TRAIN_STEPS, add_arguments
+from tokentape_engine.options import DEFAULT_MODEL_DIRS, DEFAULT_PORT, TRAIN_STEPS, Kind, add_arguments
 from tokentape_engine.training import train
 
 
@@ -29,18 +33,21 @@ def serve(
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
     *,
-    model_dir: Path = DEFAULT_MODEL_DIR,
+    kind: Kind | None = None,
+    model_dir: Path | None = None,
     train_steps: int = TRAIN_STEPS,
     seed: int = 0,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Train the model if `model_dir` holds none, then serve it until SIGINT or SIGTERM.
 
+    `kind` is that of the model to train, by default a dense one; each kind has its own default `model_dir`.
     `port` 0 takes a free one. `on_ready` is called once with the base URL, when requests are accepted.
     """
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    app = build_app(load_or_train(model_dir, train_steps, seed), seed=seed)
+    model_dir = model_dir or DEFAULT_MODEL_DIRS[kind or "dense"]
+    app = build_app(load_or_train(model_dir, train_steps, seed, kind), seed=seed)
     # Both of uvicorn's event loops set TCP_NODELAY on accepted connections: small replies leave at once.
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False)
     # uvicorn stops in order and then raises the signal again.
@@ -48,13 +55,16 @@ def serve(
         _Server(config, on_ready).run()
 
 
-def load_or_train(model_dir: Path, train_steps: int = TRAIN_STEPS, seed: int = 0) -> TinyModel:
+def load_or_train(
+    model_dir: Path, train_steps: int = TRAIN_STEPS, seed: int = 0, kind: Kind | None = None
+) -> TinyModel:
     """The model in `model_dir`; if there is none, it is trained and saved there.
 
-    The directory appears by rename when it is complete, so an interrupted start leaves no half model.
+    The directory appears by rename when it is complete, so an interrupted start leaves no half model. Raises
+    `ValueError` when it holds a model of another kind than `kind`; None takes either, and trains a dense one.
     """
     if not (model_dir / "config.json").exists():
-        model = TinyModel.create(seed)
+        model = TinyModel.create(seed, kind or "dense")
         train(model, train_steps, seed)
         partial = model_dir.with_name(f".{model_dir.name}.{os.getpid()}")
         model.save(partial)
@@ -65,7 +75,10 @@ def load_or_train(model_dir: Path, train_steps: int = TRAIN_STEPS, seed: int = 0
             # Unless another process was faster, the directory holds something else.
             if not (model_dir / "config.json").exists():
                 raise
-    return TinyModel.load(model_dir)
+    loaded = TinyModel.load(model_dir)
+    if kind not in (None, loaded.kind):
+        raise ValueError(f"{model_dir} holds a {loaded.kind} model, not a {kind} one")
+    return loaded
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     serve(
         args.host,
         args.port,
+        kind=args.model,
         model_dir=args.model_dir,
         train_steps=args.train_steps,
         seed=args.seed,
