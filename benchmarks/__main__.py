@@ -15,10 +15,15 @@ from pathlib import Path
 
 from benchmarks.collect import collect_cpu, collect_latency
 from benchmarks.measure import Measurement
+from benchmarks.replay import replay_bytes
+from benchmarks.stall import loop_stall, replay_stall
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Measurement]]] = {
     "collect_cpu": collect_cpu,
     "collect_latency": collect_latency,
+    "loop_stall": loop_stall,
+    "replay_bytes": replay_bytes,
+    "replay_stall": replay_stall,
 }
 RESULTS = Path(__file__).parent / "results"
 

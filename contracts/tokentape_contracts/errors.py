@@ -13,7 +13,8 @@
     │   ├── TurnTruncated           409  a turn that was cut at its length cannot be continued
     │   ├── RequestTooLarge         413  the body is above its limit
     │   ├── HookFailed              422  a pick or finish hook raised, or broke its contract
-    │   └── PrefixBroken            422  a turn's prompt does not begin with its parent's tokens
+    │   ├── PrefixBroken            422  a turn's prompt does not begin with its parent's tokens
+    │   └── ReplayBroken            422  the replay rows of a path do not meet
     ├── RetryableError          nothing is wrong with the request: send it again later
     │   ├── AssemblyFailed          503  the worker's child process died
     │   ├── EngineUnavailable       503  the inference engine cannot be reached
@@ -119,6 +120,10 @@ class PrefixBroken(RequestError):
     code = "prefix_broken"
 
 
+class ReplayBroken(RequestError):
+    code = "replay_broken"
+
+
 class RetryableError(TokentapeError):
     """Nothing is wrong with the request: it may be sent again."""
 
@@ -201,6 +206,7 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     RequestTooLarge: Rule(413, False, Actor.CALLER),
     HookFailed: Rule(422, False, Actor.OPERATOR),
     PrefixBroken: Rule(422, False, Actor.CALLER),
+    ReplayBroken: Rule(422, False, Actor.OPERATOR),
     AssemblyFailed: Rule(503, True, Actor.NOBODY),
     EngineUnavailable: Rule(503, True, Actor.OPERATOR),
     GenerationAborted: Rule(503, True, Actor.NOBODY),

@@ -12,6 +12,9 @@ An event is a Redis stream entry of these fields:
     json   every other field that is not binary, one JSON object
     …      binary fields, raw little-endian: `suffix` int32[S], `output` int32[O], `logprobs` float64[O]
 
+Replay rows are too large for an entry that is read with every other: `turn.recorded` refers to them (`Blob`),
+and they lie beside the stream, in the hash `keys.blobs`, written in the same transaction.
+
 Versions: only the newest is written. A reader lifts older ones with pure functions `v → v + 1` before it
 validates; an unknown type or a newer version is an error, never skipped (`EventUnsupported`), and so is a
 damaged entry (`StreamCorrupt`).
@@ -45,6 +48,49 @@ _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySpec:
+    """How a session's engine is asked for one kind of replay rows.
+
+    Attributes:
+        rows: `full`, every turn brings the rows of its whole prompt again; `incremental`, only those that the
+            turns before have not.
+        layers: layers in the payload; None if the engine says it with the payload.
+        prefix: of which turn a row is taken that several turns sent: `latest`, the last one's; `recorded`,
+            that of the turn in which its token was first read.
+    """
+
+    rows: str
+    layers: int | None
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """One turn's replay rows of one kind: what the engine sent, and which of it is stored with this turn.
+
+    The engine sent rows `start` to `start + rows - 1`, each of `layers` times `topk` numbers. Those that are
+    not in `stored` equal the parent's rows at the same positions.
+
+    Attributes:
+        start: the first row's position in the path's tokens.
+        rows: how many the engine sent.
+        layers: layers per row.
+        topk: numbers per layer.
+        dtype: of the stored bytes: `u1`, `u2` or `i4`, little-endian.
+        stored: `(first, count)` runs of positions, ascending; the bytes hold these rows in this order.
+        parts: how many fields of `keys.blobs` hold the bytes.
+    """
+
+    start: int
+    rows: int
+    layers: int
+    topk: int
+    dtype: str
+    stored: tuple[tuple[int, int], ...]
+    parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened:
     """A session began; everything that its replay depends on is fixed here.
 
@@ -57,11 +103,13 @@ class SessionOpened:
         template: fingerprint of tokenizer and chat template.
         labels: the caller's own JSON object.
         pins: sampling parameters that win over the agent's.
+        replay: kind of replay rows → how the engine is asked for them; empty if it is not.
+        tenant: whose session it is; empty where the server asks for no credentials.
         opened_at: Unix seconds; decoration.
     """
 
     TYPE: ClassVar[str] = "session.opened"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     id: str
     mode: str
@@ -71,6 +119,8 @@ class SessionOpened:
     template: str
     labels: Mapping[str, Any]
     pins: Mapping[str, Any]
+    replay: Mapping[str, ReplaySpec]
+    tenant: str
     opened_at: float
 
 
@@ -92,12 +142,13 @@ class TurnRecorded:
         request: the rest of the request: sampling parameters, template arguments.
         reply: the rest of the engine's answer, without message and `meta_info`.
         meta: the engine's counters (`meta_info` without the tokens).
+        replay: kind of replay rows → what the engine sent of it.
         requested_at: Unix seconds when the request came in; decoration, as order is seq.
         committed_at: Unix seconds when the turn was complete; decoration.
     """
 
     TYPE: ClassVar[str] = "turn.recorded"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     id: str
     parent: int
@@ -112,6 +163,7 @@ class TurnRecorded:
     request: Mapping[str, Any]
     reply: Mapping[str, Any]
     meta: Mapping[str, Any]
+    replay: Mapping[str, Blob]
     requested_at: float
     committed_at: float
 
@@ -138,7 +190,16 @@ Event = SessionOpened | TurnRecorded | SessionSealed
 
 TYPES: Final[Mapping[str, type[Event]]] = {e.TYPE: e for e in (SessionOpened, TurnRecorded, SessionSealed)}
 
-UPCASTS: Final[dict[tuple[str, int], Upcast]] = {}
+
+def _with(**added: Any) -> Upcast:
+    """Adds fields to the JSON."""
+    return lambda entry: {**entry, b"json": orjson.dumps({**orjson.loads(entry[b"json"]), **added})}
+
+
+UPCASTS: Final[Mapping[tuple[str, int], Upcast]] = {
+    (SessionOpened.TYPE, 1): _with(replay={}, tenant=""),
+    (TurnRecorded.TYPE, 1): _with(replay={}),
+}
 """`(type, v)` → a pure function that turns the fields of version `v` into those of `v + 1`."""
 
 _NUMBER: Final = (int, float)
@@ -151,6 +212,8 @@ _JSON: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
         "template": str,
         "labels": dict,
         "pins": dict,
+        "replay": dict,
+        "tenant": str,
         "opened_at": _NUMBER,
     },
     TurnRecorded.TYPE: {
@@ -163,6 +226,7 @@ _JSON: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
         "request": dict,
         "reply": dict,
         "meta": dict,
+        "replay": dict,
         "requested_at": _NUMBER,
         "committed_at": _NUMBER,
     },
@@ -220,9 +284,9 @@ def decode(entry: Fields, upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS) -
         raise EventUnsupported(f"event type {name!r} is unknown to this version; upgrade it")
     if version > kind.VERSION:
         raise EventUnsupported(f"{name} v{version} is newer than this version's v{kind.VERSION}; upgrade it")
-    for v in range(version, kind.VERSION):
-        entry = upcasts[name, v](entry)
     try:
+        for v in range(version, kind.VERSION):
+            entry = upcasts[name, v](entry)
         json = orjson.loads(entry[b"json"])
         values: dict[str, Any] = {
             field: _checked(json[field], types, field) for field, types in _JSON[name].items()
@@ -230,12 +294,28 @@ def decode(entry: Fields, upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS) -
         if kind is TurnRecorded:
             for field, dtype in _DTYPES.items():
                 values[field] = np.frombuffer(entry[field.encode()], dtype)
+            values["replay"] = {of: _blob(given) for of, given in values["replay"].items()}
+        elif kind is SessionOpened:
+            values["replay"] = {of: ReplaySpec(**given) for of, given in values["replay"].items()}
         event = kind(id=entry[b"id"].decode(), **values)
     except (KeyError, ValueError, TypeError) as error:
         raise StreamCorrupt(f"{name} v{version} cannot be read: {type(error).__name__}: {error}") from error
     if isinstance(event, TurnRecorded) and len(event.output) != len(event.logprobs):
         raise StreamCorrupt(f"turn has {len(event.output)} tokens but {len(event.logprobs)} log-probs")
     return event
+
+
+def _blob(given: Mapping[str, Any]) -> Blob:
+    runs = tuple((int(first), int(count)) for first, count in given["stored"])
+    blob = Blob(**{**given, "stored": runs})
+    end = blob.start
+    for first, count in runs:
+        if first < end or count < 1:
+            raise ValueError(f"the stored runs of a blob must ascend, not {runs}")
+        end = first + count
+    if end > blob.start + blob.rows or blob.dtype not in ("u1", "u2", "i4"):
+        raise ValueError(f"a blob of {blob.rows} rows from {blob.start} cannot hold {runs} as {blob.dtype}")
+    return blob
 
 
 def _header(entry: Fields) -> tuple[str, int]:

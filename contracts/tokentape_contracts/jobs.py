@@ -3,12 +3,13 @@
 Both are JSON and raw bytes, never pickle: whoever can write to Redis must not be able to run code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import orjson
 
+from tokentape_contracts import limits
 from tokentape_contracts.errors import BY_CODE, InternalError, TokentapeError
 
 FUNCTION: Final = "assemble_samples"
@@ -64,21 +65,57 @@ class JobResult:
     timing_ms: Mapping[str, float]
     error: TokentapeError | None = None
 
-    def to_hash(self) -> dict[bytes, bytes]:
-        """The fields of the Redis hash."""
+    def to_hash(self) -> Iterator[tuple[str, bytes | memoryview]]:
+        """The fields of the Redis hash: `head`, and the payload in parts `0`, `1` … of a bounded length."""
         error = [self.error.code, self.error.detail] if self.error else None
-        head = {"digest": self.digest, "timing_ms": dict(self.timing_ms), "error": error}
-        return {b"head": orjson.dumps(head), b"payload": self.payload}
+        view = memoryview(self.payload)
+        starts = range(0, len(view), limits.STORE_VALUE_BYTES)
+        head = {
+            "size": len(view),
+            "parts": len(starts),
+            "digest": self.digest,
+            "timing_ms": dict(self.timing_ms),
+            "error": error,
+        }
+        yield HEAD, orjson.dumps(head)
+        for part, start in enumerate(starts):
+            yield str(part), view[start : start + limits.STORE_VALUE_BYTES]
+
+
+HEAD: Final = "head"
+"""The field of a result's hash that says what it is."""
+FIRST_PART: Final = "0"
+"""The field with the first part of its payload; the only one of most results."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """A result as an API process finds it: what it is, and the first part of the payload.
+
+    Attributes:
+        size: bytes of the whole payload.
+        parts: how many parts it has.
+        first: its first part; empty for an error.
+        digest, timing_ms, error: as in `JobResult`.
+    """
+
+    size: int
+    parts: int
+    first: bytes
+    digest: str
+    timing_ms: Mapping[str, float]
+    error: TokentapeError | None
 
     @classmethod
-    def from_hash(cls, fields: Mapping[bytes, bytes]) -> "JobResult":
-        """Reads what `to_hash` wrote."""
-        head = orjson.loads(fields[b"head"])
+    def from_fields(cls, head: bytes, first: bytes | None) -> "StoredResult":
+        """Reads the two fields `HEAD` and `FIRST_PART`."""
+        fields = orjson.loads(head)
         error = None
-        if head["error"] is not None:
-            code, detail = head["error"]
+        if fields["error"] is not None:
+            code, detail = fields["error"]
             error = BY_CODE.get(code, InternalError)(detail)
-        return cls(fields[b"payload"], head["digest"], head["timing_ms"], error)
+        size, parts = fields["size"], fields["parts"]
+        return cls(size, parts, first or b"", fields["digest"], fields["timing_ms"], error)
 
 
 def serialize(value: Any) -> bytes:

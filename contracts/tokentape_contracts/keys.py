@@ -10,8 +10,28 @@ def events(session_id: str) -> str:
     return f"tt:{{{session_id}}}:events"
 
 
+def blobs(session_id: str) -> str:
+    """A hash: the replay rows of the session's turns. One key, so that they live and expire together."""
+    return f"tt:{{{session_id}}}:blobs"
+
+
+def blob_part(event_id: str, kind: str, part: int) -> str:
+    """A field of `blobs`: part number `part`, from 0, of one turn's rows of one kind."""
+    return f"{event_id}:{kind}:{part}"
+
+
+def audit(session_id: str) -> str:
+    """The session's audit stream: what was assembled from its events, and how."""
+    return f"tt:{{{session_id}}}:audit"
+
+
+def archiving(session_id: str) -> str:
+    """A string: some worker writes this session to the archive at the moment."""
+    return f"tt:{{{session_id}}}:archiving"
+
+
 def samples(session_id: str, request: str) -> str:
-    """A hash: the result of one samples request. `request` is `SamplesRequest.digest` at a tail."""
+    """A hash: the result (`JobResult`) of one samples request. `request` is its digest at a tail."""
     return f"tt:{{{session_id}}}:samples:{request}"
 
 
@@ -30,3 +50,7 @@ QUEUE = "arq:queue"
 
 WAKE = "tt:wake"
 """A list: one token per enqueued job, on which idle workers block."""
+
+SEALED = "tt:sealed"
+"""A sorted set: the sealed sessions that are not archived yet, scored by Unix seconds: when each was sealed,
+or last tried in vain."""

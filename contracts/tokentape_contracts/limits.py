@@ -32,8 +32,11 @@ SESSION_CACHE_BYTES: Final = 256 * MiB
 """Folded sessions that one API process keeps; beyond it the least recently used are folded again."""
 ENGINE_TIMEOUT_S: Final = 900.0
 """One generation; beyond it `engine_timeout`."""
-ENGINE_REPLY_BYTES: Final = 256 * MiB
+ENGINE_REPLY_BYTES: Final = 512 * MiB
 """An engine's answer; above it `engine_reply_invalid`."""
+REPLAY_BYTES: Final = 256 * MiB
+"""One replay payload of one turn, decoded (int32 as SGLang sends it); above it `engine_reply_invalid`, before
+anything is stored."""
 ENGINE_CONNECTIONS: Final = 2048
 """Connections of one API process to the engine."""
 DRAIN_S: Final = 30
@@ -43,11 +46,16 @@ STORE_RETRY_S: Final = 10.0
 """How long a command to Redis is tried again before `store_unavailable`."""
 STORE_CONNECTIONS: Final = 1024
 """Connections of one process to Redis; while all are busy, commands wait for one up to `STORE_RETRY_S`."""
+STORE_VALUE_BYTES: Final = 1 * MiB
+"""The longest single value written to Redis: longer replay rows and results are cut into parts, because a
+value of 100 MiB would stall the server for everybody."""
 RENDER_INLINE_CHARS: Final = 2_000
 """New text up to this length is rendered on the event loop (well under 2 ms), longer text in a thread."""
 
 READY_TIMEOUT_S: Final = 2.0
-"""`GET /ready` waits this long for Redis and the engine."""
+"""`GET /ready` waits this long for Redis and the engine's health."""
+PROBE_TIMEOUT_S: Final = 60.0
+"""The tiny generation by which an engine is probed; beyond it the probe has failed and is sent again."""
 
 # Samples
 COLLECT_DEADLINE_S: Final = 110.0
@@ -77,6 +85,20 @@ QUEUE_READ: Final = 512
 above the executors of the whole fleet."""
 CHILD_START_S: Final = 120.0
 """A worker's child process must have loaded its tokenizer within this."""
+
+# Audit and archive
+AUDIT_ENTRIES: Final = 256
+"""Entries of a session's audit stream, give or take those of one node of Redis; the oldest are dropped."""
+ARCHIVE_EVERY_S: Final = 10.0
+"""A worker looks this often for sealed sessions to archive."""
+ARCHIVE_SESSIONS: Final = 100
+"""Sessions that a worker takes at one look."""
+ARCHIVE_AFTER_S: Final = 5400
+"""A sealed session is archived this long after its seal: collects that were accepted before it, which add to
+its audit, have ended by then. One whose archiving failed is tried again after this."""
+ARCHIVE_LEASE_S: Final = 300
+"""A session that a worker began to archive is left alone by the others for this long. A store that has not
+taken a session within this counts as failed."""
 
 # Driver
 DRIVER_OPEN_S: Final = 30.0

@@ -11,7 +11,9 @@ import. Contract 1 is the layout of the Miles session server, whose drivers igno
 unknown tensors.
 
 Contract 2 takes `accumulated_token_ids` out of the JSON: if it equals the only sample's `tokens` it is not
-sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T].
+sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T]. Replay rows, which are nearly
+all bytes of a mixture-of-experts sample, travel in the smallest of uint8, uint16 and int32 that holds them;
+the decoded value is int32 all the same.
 
 Shapes: `T` tokens of a sample, `R` tokens of its response, `L` layers, `K` experts per token.
 """
@@ -31,6 +33,9 @@ from numpy.typing import NDArray
 SUPPORTED_CONTRACTS: Final = (1, 2)
 META: Final = "_samples_meta"
 ACCUMULATED: Final = "_accumulated_token_ids"
+
+NARROW: Final = tuple(map(np.dtype, ("u1", "<u2", "<i4")))
+"""The dtypes of replay rows in contract 2."""
 
 
 class Status(StrEnum):
@@ -89,6 +94,7 @@ class Wire:
         carried: as a tensor of its own, or in the JSON.
         dtype: of the tensor on the wire.
         strict: the value must have that dtype already; others are converted if that changes no value.
+        narrow: from contract 2 on it travels in the smallest of `NARROW` that holds it.
         decoded: what the driver gets: a Python list or a numpy array.
         null: makes the decoded value of a field that is listed in `nulls`.
     """
@@ -96,6 +102,7 @@ class Wire:
     carried: Literal["tensor", "json"]
     dtype: np.dtype[Any] | None = None
     strict: bool = False
+    narrow: bool = False
     decoded: Literal["list", "array"] = "list"
     null: Callable[[], Any] = _nothing
 
@@ -106,8 +113,8 @@ WIRE: Final[Mapping[str, Wire]] = {
     "response_length": Wire("json"),
     "loss_mask": Wire("tensor", np.dtype("u1")),
     "rollout_log_probs": Wire("tensor", np.dtype("<f8")),
-    "rollout_routed_experts": Wire("tensor", np.dtype("<i4"), strict=True, decoded="array"),
-    "rollout_indexer_topk": Wire("tensor", np.dtype("<i4"), strict=True, decoded="array"),
+    "rollout_routed_experts": Wire("tensor", np.dtype("<i4"), strict=True, narrow=True, decoded="array"),
+    "rollout_indexer_topk": Wire("tensor", np.dtype("<i4"), strict=True, narrow=True, decoded="array"),
     "status": Wire("json"),
     "weight_versions": Wire("json"),
     "prefix_cache_info": Wire("json"),
@@ -173,7 +180,8 @@ def encode_samples(
             elif value is None:
                 nulls.append(name)
             else:
-                tensors[f"{name}.{i}"] = _wire_array(value, row, f"{name} of sample {i}")
+                array = _wire_array(value, row, f"{name} of sample {i}")
+                tensors[f"{name}.{i}"] = _narrowed(array) if row.narrow and contract >= 2 else array
         metas.append({**meta, "nulls": nulls})
     session = dict(session_metadata)
     if contract >= 2:
@@ -208,7 +216,7 @@ def decode_samples(payload: bytes, *, contract: int = 1) -> SamplesReply:
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise MalformedSamples(f"not a safetensors container: {error}") from error
     content = _read_meta(tensors.pop(META, None))
-    samples = [_read_sample(i, meta, tensors) for i, meta in enumerate(content["samples"])]
+    samples = [_read_sample(i, meta, tensors, contract) for i, meta in enumerate(content["samples"])]
     session = content["session_metadata"]
     if contract >= 2:
         if "accumulated_token_ids" in session:
@@ -259,6 +267,12 @@ def _exact_array(value: Any, row: Wire, where: str) -> NDArray[Any]:
     return np.ascontiguousarray(wire)
 
 
+def _narrowed(array: NDArray[Any]) -> NDArray[Any]:
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    fits = (dtype for dtype in NARROW if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    return array.astype(next(fits), copy=False)
+
+
 def _read_meta(tensor: NDArray[Any] | None) -> dict[str, Any]:
     if tensor is None:
         raise MalformedSamples(f"{META} is missing")
@@ -281,7 +295,7 @@ def _read_meta(tensor: NDArray[Any] | None) -> dict[str, Any]:
     return content
 
 
-def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]]) -> dict[str, Any]:
+def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]], contract: int) -> dict[str, Any]:
     where = f"of sample {i}"
     nulls = meta.get("nulls") if isinstance(meta, dict) else None
     if not isinstance(nulls, list):
@@ -298,7 +312,8 @@ def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]]) -> dict[st
         elif name in nulls:
             values[name] = row.null()
         else:
-            values[name] = _read_tensor(tensors.pop(f"{name}.{i}", None), row, f"{name} {where}")
+            allowed = NARROW if row.narrow and contract >= 2 else (row.dtype,)
+            values[name] = _read_tensor(tensors.pop(f"{name}.{i}", None), row, allowed, f"{name} {where}")
     return values
 
 
@@ -313,12 +328,15 @@ def _read_json(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def _read_tensor(array: NDArray[Any] | None, row: Wire, where: str) -> Any:
+def _read_tensor(
+    array: NDArray[Any] | None, row: Wire, allowed: Sequence[np.dtype[Any] | None], where: str
+) -> Any:
     if array is None:
         raise MalformedSamples(f"{where} is missing")
-    if array.dtype != row.dtype:
-        raise MalformedSamples(f"{where} must have dtype {row.dtype}, not {array.dtype}")
-    return array.tolist() if row.decoded == "list" else array
+    if array.dtype not in allowed:
+        known = " or ".join(map(str, allowed))
+        raise MalformedSamples(f"{where} must have dtype {known}, not {array.dtype}")
+    return array.tolist() if row.decoded == "list" else array.astype(row.dtype, copy=False)
 
 
 def _read_accumulated(tensors: dict[str, NDArray[Any]], samples: list[dict[str, Any]]) -> list[int]:

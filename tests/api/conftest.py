@@ -46,11 +46,16 @@ def renderer(tokenizer: Tokenizer) -> ChatRenderer:
 
 
 @pytest.fixture
+def settings() -> ApiSettings:
+    """A module that wants others has a fixture of this name."""
+    return ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", family="qwen3")
+
+
+@pytest.fixture
 async def api(
-    engine: ScriptedEngine, store: MemoryStore, renderer: ChatRenderer
+    settings: ApiSettings, engine: ScriptedEngine, store: MemoryStore, renderer: ChatRenderer
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application."""
-    settings = ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", family="qwen3")
     server = fakeredis.FakeServer()
     queue = [
         ArqRedis(

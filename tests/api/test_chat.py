@@ -161,6 +161,14 @@ async def test_records_show_request_and_response(session: OpenSession, engine: S
     assert body["metadata"] == {
         "accumulated_token_ids": engine.bodies[0]["input_ids"] + sampled,
         "max_trim_tokens": 0,
+        "counters": {
+            "generations": 1,
+            "prefix_cache_info": {
+                "cached_tokens": 0,
+                "total_prompt_tokens": len(engine.bodies[0]["input_ids"]),
+            },
+            "spec_info": {},
+        },
     }
 
 

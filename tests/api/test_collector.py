@@ -9,8 +9,14 @@ from arq.connections import ArqRedis
 
 from tokentape_api.collect import Collector
 from tokentape_contracts import jobs, keys, limits
-from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull
-from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_contracts.errors import (
+    AssemblyFailed,
+    DeadlineExceeded,
+    QueueFull,
+    ReplayBroken,
+    StoreUnavailable,
+)
+from tokentape_contracts.jobs import AssembleJob, JobResult, StoredResult
 
 JOB = AssembleJob("sid", "1-0", "digest", 1, None, None)
 RESULT = JobResult(b"payload", "hex", {"fold": 1.0})
@@ -42,8 +48,8 @@ async def collector(server: fakeredis.FakeServer) -> AsyncIterator[Collector]:
     await collector.close()
 
 
-async def store(worker: ArqRedis) -> None:
-    await worker.hset(keys.samples("sid", "digest"), mapping=dict(RESULT.to_hash()))
+async def store(worker: ArqRedis, result: JobResult = RESULT) -> None:
+    await worker.hset(keys.samples("sid", "digest"), mapping={name: bytes(v) for name, v in result.to_hash()})
 
 
 async def announce(worker: ArqRedis, outcome: str, detail: str = "") -> None:
@@ -66,7 +72,7 @@ async def test_announced_result(collector: Collector, worker: ArqRedis) -> None:
     assert (await worker.zcard(keys.QUEUE), await worker.llen(keys.WAKE)) == (1, 1)
     await store(worker)
     await announce(worker, "stored")
-    assert (await waiting).payload == b"payload"
+    assert (await waiting).first == b"payload"
 
 
 async def test_stored_result_needs_no_worker(collector: Collector, worker: ArqRedis) -> None:
@@ -82,7 +88,7 @@ async def test_lost_announcement(collector: Collector, worker: ArqRedis) -> None
     await until_queued(worker)
     await store(worker)
     async with asyncio.timeout(limits.WAIT_SLICE_S + 2):
-        assert (await waiting).payload == b"payload"
+        assert (await waiting).first == b"payload"
 
 
 async def test_lost_job(collector: Collector, worker: ArqRedis) -> None:
@@ -101,7 +107,7 @@ async def test_announced_but_gone(
     looks = 0
     look = collector._look
 
-    async def counting(job: AssembleJob, deadline: float) -> JobResult | None:
+    async def counting(job: AssembleJob, deadline: float) -> StoredResult | None:
         nonlocal looks
         looks += 1
         return await look(job, deadline)
@@ -133,3 +139,84 @@ async def test_queue_full(collector: Collector, worker: ArqRedis, monkeypatch: p
     await worker.zadd(keys.QUEUE, {JOB.job_id: 3})
     with pytest.raises(DeadlineExceeded):
         await collector.collect(JOB, 0.1)
+
+
+PART_BYTES = 4
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STORE_VALUE_BYTES", PART_BYTES)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 9, 50])
+async def test_all_parts_in_order(
+    collector: Collector, worker: ArqRedis, small_parts: None, size: int
+) -> None:
+    """A payload that was cut comes whole: every part once, in order, none longer than its bound."""
+    payload = bytes(range(size))
+    await store(worker, JobResult(payload, "hex", {}))
+    result = await collector.collect(JOB, 5)
+    assert (result.size, result.first) == (size, payload[:PART_BYTES])
+    parts = [part async for part in collector.payload(JOB, result)]
+    assert parts == [payload[start : start + PART_BYTES] for start in range(0, size, PART_BYTES)]
+
+
+async def test_an_error_has_no_payload(collector: Collector, worker: ArqRedis) -> None:
+    """A refusal comes with its reason, and with nothing to send."""
+    await store(worker, JobResult(b"", "", {}, ReplayBroken("turn 2: rows 3 to 5 are missing")))
+    result = await collector.collect(JOB, 5)
+    assert isinstance(result.error, ReplayBroken)
+    assert (result.error.detail, result.parts) == ("turn 2: rows 3 to 5 are missing", 0)
+    assert b"".join([part async for part in collector.payload(JOB, result)]) == b""
+
+
+async def test_a_part_is_read_when_it_is_wanted(
+    collector: Collector, worker: ArqRedis, small_parts: None
+) -> None:
+    """The first part came with the result and is not read again; the others are read one at a time."""
+    await store(worker, JobResult(b"0123456789", "hex", {}))
+    result = await collector.collect(JOB, 5)
+    key = keys.samples("sid", "digest")
+    await worker.hdel(key, jobs.FIRST_PART)
+    await worker.hset(key, "1", b"four")
+    parts = collector.payload(JOB, result)
+    assert [await anext(parts), await anext(parts)] == [b"0123", b"four"]
+    await worker.hset(key, "2", b"xx")
+    assert [part async for part in parts] == [b"xx"]
+
+
+@pytest.mark.parametrize("sent", [1, 2])
+async def test_a_result_that_expires_on_the_way(
+    collector: Collector, worker: ArqRedis, small_parts: None, sent: int
+) -> None:
+    """A part that is gone is an error that names it, never a shorter payload."""
+    await store(worker, JobResult(b"0123456789", "hex", {}))
+    parts = collector.payload(JOB, await collector.collect(JOB, 5))
+    for _ in range(sent):
+        await anext(parts)
+    await worker.delete(keys.samples("sid", "digest"))
+    with pytest.raises(StoreUnavailable, match=f"part {sent} of the result has expired"):
+        await anext(parts)
+
+
+async def test_one_part_that_is_gone(collector: Collector, worker: ArqRedis, small_parts: None) -> None:
+    """A hole in the middle is an error too, though later parts are there."""
+    await store(worker, JobResult(b"0123456789", "hex", {}))
+    parts = collector.payload(JOB, await collector.collect(JOB, 5))
+    await worker.hdel(keys.samples("sid", "digest"), "1")
+    with pytest.raises(StoreUnavailable, match="part 1"):
+        [part async for part in parts]
+
+
+async def test_a_server_that_goes_away_on_the_way(
+    server: fakeredis.FakeServer, collector: Collector, worker: ArqRedis, small_parts: None
+) -> None:
+    """A lost server is `store_unavailable` between two parts as anywhere else."""
+    await store(worker, JobResult(b"0123456789", "hex", {}))
+    parts = collector.payload(JOB, await collector.collect(JOB, 5))
+    await anext(parts)
+    server.connected = False
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        await anext(parts)
+    server.connected = True

@@ -22,7 +22,7 @@ from tokentape_assembler.worker import arq_client
 from tokentape_contracts import keys
 from tokentape_contracts.events import OPENED_ID, SessionOpened, TurnRecorded
 from tokentape_contracts.http import SamplesRequest
-from tokentape_contracts.jobs import FUNCTION, AssembleJob, JobResult
+from tokentape_contracts.jobs import FUNCTION, HEAD, AssembleJob, JobResult, StoredResult
 from tokentape_core.domain.state import turn_id
 from tokentape_core.store import RedisStore, Store
 
@@ -39,6 +39,8 @@ def opened(**fields: Any) -> SessionOpened:
         "template": "t",
         "labels": {},
         "pins": {},
+        "replay": {},
+        "tenant": "",
         "opened_at": 1.0,
     }
     return SessionOpened(**{**defaults, **fields})
@@ -58,6 +60,7 @@ def turn(seq: int, keep: int, suffix: list[int], output: list[int]) -> TurnRecor
         tools=None,
         request={},
         reply={"choices": [{}]},
+        replay={},
         meta={"weight_version": "7", "prompt_tokens": keep + len(suffix), "cached_tokens": keep},
         requested_at=float(seq),
         committed_at=seq + 0.5,
@@ -112,8 +115,13 @@ class Api:
         return {name.decode(): value.decode() for name, value in fields.items()}
 
     async def result(self, asked: AssembleJob) -> JobResult | None:
+        """The whole stored result, put together from its parts."""
         fields = await self.client.hgetall(keys.samples(asked.session_id, asked.request))  # type: ignore[misc]
-        return JobResult.from_hash(fields) if fields else None
+        if not fields:
+            return None
+        stored = StoredResult.from_fields(fields[HEAD.encode()], None)
+        payload = b"".join(fields[str(part).encode()] for part in range(stored.parts))
+        return JobResult(payload, stored.digest, stored.timing_ms, stored.error)
 
     @property
     def store(self) -> RedisStore:
@@ -169,8 +177,10 @@ class WorkerProcess:
     log_file: Path
 
     @classmethod
-    def start(cls, folder: Path, url: str, tokenizer: Path, workers: int = 1) -> "WorkerProcess":
-        settings = json.dumps({"redis_url": url, "tokenizer": str(tokenizer), "workers": workers})
+    def start(
+        cls, folder: Path, url: str, tokenizer: Path, workers: int = 1, **others: str
+    ) -> "WorkerProcess":
+        settings = json.dumps({"redis_url": url, "tokenizer": str(tokenizer), "workers": workers, **others})
         log_file = folder / f"worker-{os.urandom(4).hex()}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen(

@@ -90,7 +90,7 @@ async def test_a_later_deadline_joins(fake: redis.asyncio.Redis) -> None:
 
 async def test_a_stored_result_is_only_announced(fake: redis.asyncio.Redis) -> None:
     """A job that a worker finished but could not announce is not assembled a second time."""
-    fields = JobResult(b"payload", "digest", {}).to_hash()
+    fields = {name: bytes(value) for name, value in JobResult(b"payload", "digest", {}).to_hash()}
     await fake.hset(keys.samples(SID, ASKED.request), mapping=fields)  # type: ignore[misc]
     api = await _wait(fake, "api-1", 60)
     stub = Stub()

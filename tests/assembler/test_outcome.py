@@ -1,6 +1,8 @@
 """What a job gives."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,17 @@ import pytest
 
 from tests.assembler.support import SID, job, opened, record, turn
 from tokentape_assembler.outcome import outcome_of
-from tokentape_contracts.errors import PrefixBroken, SessionNotFound, StoreUnavailable, StreamCorrupt
-from tokentape_contracts.events import OPENED_ID, SessionSealed
+from tokentape_contracts.errors import (
+    PrefixBroken,
+    ReplayBroken,
+    SessionNotFound,
+    StoreUnavailable,
+    StreamCorrupt,
+)
+from tokentape_contracts.events import OPENED_ID, ReplaySpec, SessionSealed, TurnRecorded
 from tokentape_contracts.samples import decode_samples
-from tokentape_core.domain.state import turn_id
+from tokentape_core.domain.replay import Rows, deduplicate, sources
+from tokentape_core.domain.state import fold, turn_id
 from tokentape_core.store import Entry, MemoryStore
 
 
@@ -74,3 +83,118 @@ async def test_an_outage_is_no_outcome() -> None:
 
     with pytest.raises(StoreUnavailable):
         await outcome_of(job(turn_id(1)), Away(), _decode)
+
+
+KIND = "routed_experts"
+FULL = {KIND: ReplaySpec(rows="full", layers=2, prefix="latest")}
+ROWS = np.arange(9 * 2 * 3, dtype=np.int32).reshape(9, 2, 3) * 5
+
+
+def _recorded(seq: int) -> TurnRecorded:
+    """A turn of two prompt tokens and two sampled ones behind those before."""
+    return turn(seq, 4 * (seq - 1), [4 * seq, 4 * seq + 1], [4 * seq + 2, 4 * seq + 3])
+
+
+async def _record_rows(
+    store: MemoryStore, *payloads: np.ndarray | None, keep_bytes: Sequence[bool] = (True, True, True)
+) -> str:
+    """Records turns with these payloads as the recorder does; the id of the last entry."""
+    await store.open(SID, opened(replay=FULL))
+    for seq, (values, is_kept) in enumerate(zip(payloads, keep_bytes, strict=False), 1):
+        event, blobs = _recorded(seq), {}
+        state = fold(await store.read(SID))
+        assert state is not None
+        if values is not None:
+            rows = Rows(0, values)
+            wanted = [(t.event, KIND) for t in sources(rows, state.head, KIND)]
+            blob, data = deduplicate(rows, state.head, KIND, await store.read_blobs(SID, wanted), 1000)
+            event = replace(event, replay={KIND: blob})
+            blobs = {KIND: data}
+        await store.append(SID, seq, event, blobs if is_kept else {})
+    return turn_id(len(payloads))
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+async def test_samples_with_replay_rows(contract: int) -> None:
+    """Rows that were stored without their repeated prefix are in the payload, each at its token."""
+    store = MemoryStore()
+    payloads = [ROWS[:3], np.concatenate([ROWS[:1] + 1, ROWS[1:7]])]
+    result = await outcome_of(job(await _record_rows(store, *payloads), contract=contract), store, _decode)
+    assert result.error is None
+    [sample] = decode_samples(result.payload, contract=contract).samples
+    assert len(sample["tokens"]) == 8
+    assert sample["rollout_routed_experts"].dtype == np.int32
+    assert np.array_equal(sample["rollout_routed_experts"], payloads[1])
+    assert sample["rollout_indexer_topk"] is None
+
+
+async def test_equal_rows_give_equal_payloads() -> None:
+    """The same events and bytes give the same payload, whoever assembles them (INV-9)."""
+    store = MemoryStore()
+    asked = job(await _record_rows(store, ROWS[:3], ROWS[:7]))
+    first, second = [await outcome_of(asked, store, _decode) for _ in range(2)]
+    assert first.payload == second.payload
+    assert first.digest == second.digest != ""
+
+
+async def test_rows_after_the_tail_are_not_read() -> None:
+    """Bytes of turns behind the tail, and of an attempt that was given up, may be gone."""
+    store = MemoryStore()
+    await _record_rows(store, ROWS[:3], ROWS[:7], keep_bytes=(True, False))
+    retried = replace(_recorded(3), parent=1, keep=4)
+    await store.append(SID, 3, retried)
+    for tail, length in ((turn_id(1), 4), (turn_id(3), 4)):
+        result = await outcome_of(job(tail), store, _decode)
+        assert result.error is None
+        [sample] = decode_samples(result.payload, contract=2).samples
+        assert len(sample["tokens"]) == length
+        assert np.array_equal(sample["rollout_routed_experts"], ROWS[:3])
+
+
+async def test_rows_that_do_not_fit_are_an_outcome() -> None:
+    """A payload of a wrong number of rows is a stored refusal that names turn and rows."""
+    store = MemoryStore()
+    result = await outcome_of(job(await _record_rows(store, ROWS[:3], ROWS[:5])), store, _decode)
+    assert isinstance(result.error, ReplayBroken)
+    assert result.error.code == "replay_broken"
+    assert result.error.detail == "turn 2: routed_experts has 5 rows from 0 on, 7 are needed"
+    assert (result.payload, result.digest) == (b"", "")
+    assert result.timing_ms.keys() == {"fold"}
+
+
+async def test_rows_that_are_gone_are_an_outcome() -> None:
+    """Bytes that an event refers to and that nobody has are `stream_corrupt`, never a sample without rows."""
+    store = MemoryStore()
+    tail = await _record_rows(store, ROWS[:3], ROWS[:7], keep_bytes=(True, False))
+    result = await outcome_of(job(tail), store, _decode)
+    assert isinstance(result.error, StreamCorrupt)
+    assert result.error.code == "stream_corrupt"
+    assert "gone" in result.error.detail
+    assert (result.payload, result.digest) == (b"", "")
+
+
+async def test_rows_of_a_wrong_length_are_an_outcome() -> None:
+    """Bytes that are too few for what the event says are `stream_corrupt` as well."""
+
+    class Short(MemoryStore):
+        async def read_blobs(self, *args: Any) -> dict[tuple[str, str], bytes]:
+            return {name: data[:-1] for name, data in (await super().read_blobs(*args)).items()}
+
+    store = Short()
+    result = await outcome_of(job(await _record_rows(store, ROWS[:3])), store, _decode)
+    assert isinstance(result.error, StreamCorrupt)
+    assert result.error.detail.startswith("turn 1: 71 bytes of routed_experts")
+
+
+async def test_an_outage_between_events_and_rows_is_no_outcome() -> None:
+    """If the rows cannot be read now, the job is not answered."""
+
+    class Away(MemoryStore):
+        async def read_blobs(self, *args: Any) -> dict[tuple[str, str], bytes]:
+            raise StoreUnavailable("Redis cannot be reached")
+
+    store = Away()
+    await store.open(SID, opened(replay=FULL))
+    await store.append(SID, 1, _recorded(1))
+    with pytest.raises(StoreUnavailable):
+        await outcome_of(job(turn_id(1)), store, _decode)

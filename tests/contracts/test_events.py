@@ -8,7 +8,7 @@ import base64
 import json
 import types
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from tokentape_contracts.errors import EventUnsupported, StreamCorrupt, Tokentap
 from tokentape_contracts.events import (
     TYPES,
     UPCASTS,
+    Blob,
     Fields,
+    ReplaySpec,
     SessionOpened,
     SessionSealed,
     TurnRecorded,
@@ -41,6 +43,11 @@ OPENED = SessionOpened(
     template="sha256:1b2c",
     labels={"run": "ä 7", "evaluation": False},
     pins={"temperature": 1.0, "lora_path": "a/b"},
+    replay={
+        "routed_experts": ReplaySpec(rows="incremental", layers=48, prefix="latest"),
+        "indexer_topk": ReplaySpec(rows="full", layers=None, prefix="recorded"),
+    },
+    tenant="lab-7",
     opened_at=1767225600.25,
 )
 TURN = TurnRecorded(
@@ -60,11 +67,21 @@ TURN = TurnRecorded(
     request={"temperature": 0.7, "chat_template_kwargs": {"enable_thinking": True}},
     reply={"model": "m", "usage": {"completion_tokens": 3}, "choices": [{"index": 0}]},
     meta={"weight_version": "5", "cached_tokens": 40, "e2e_latency": 0.25},
+    replay={
+        "routed_experts": Blob(
+            start=43, rows=5, layers=48, topk=8, dtype="u1", stored=((43, 2), (47, 1)), parts=1
+        )
+    },
     requested_at=1767225601,
     committed_at=1767225602.5,
 )
 SEALED = SessionSealed(id="16fd2706-8baf", reason="deleted", sealed_at=1767225700.0)
-EXAMPLES = {"session.opened.v1": OPENED, "turn.recorded.v1": TURN, "session.sealed.v1": SEALED}
+NEWEST = {"session.opened.v2": OPENED, "turn.recorded.v2": TURN, "session.sealed.v1": SEALED}
+EXAMPLES = {
+    "session.opened.v1": replace(OPENED, replay={}, tenant=""),
+    "turn.recorded.v1": replace(TURN, replay={}),
+    **NEWEST,
+}
 
 
 def _golden(name: str) -> Fields:
@@ -72,7 +89,7 @@ def _golden(name: str) -> Fields:
     return {key.encode(): base64.b64decode(value) for key, value in fields.items()}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NEWEST)
 def test_the_newest_version_writes_its_golden_bytes(name: str) -> None:
     """An event is written as exactly the bytes of its golden file."""
     assert encode(EXAMPLES[name]) == _golden(name)
@@ -106,9 +123,13 @@ def _json(**values: Any) -> Callable[[Fields], Fields]:
     return edit
 
 
+def _blob(**values: Any) -> Callable[[Fields], Fields]:
+    return _json(replay={"routed_experts": {**asdict(TURN.replay["routed_experts"]), **values}})
+
+
 REFUSALS: dict[str, tuple[type[TokentapeError], Callable[[Fields], Fields]]] = {
     "unknown type": (EventUnsupported, _with(type=b"turn.imagined")),
-    "newer version": (EventUnsupported, _with(v=b"2")),
+    "newer version": (EventUnsupported, _with(v=b"3")),
     "version 0": (StreamCorrupt, _with(v=b"0")),
     "negative version": (StreamCorrupt, _with(v=b"-1")),
     "version not a number": (StreamCorrupt, _with(v=b"one")),
@@ -132,6 +153,14 @@ REFUSALS: dict[str, tuple[type[TokentapeError], Callable[[Fields], Fields]]] = {
     "bool for number": (StreamCorrupt, _json(committed_at=True)),
     "object for list": (StreamCorrupt, _json(messages={})),
     "string for tools": (StreamCorrupt, _json(tools="none")),
+    "blob without a dtype": (StreamCorrupt, _json(replay={"k": {"stored": []}})),
+    "blob not an object": (StreamCorrupt, _json(replay={"k": 1})),
+    "blob of an unknown dtype": (StreamCorrupt, _blob(dtype="f8")),
+    "blob runs that overlap": (StreamCorrupt, _blob(stored=[[43, 2], [44, 1]])),
+    "blob runs before its start": (StreamCorrupt, _blob(stored=[[42, 1]])),
+    "blob runs behind its end": (StreamCorrupt, _blob(stored=[[47, 2]])),
+    "blob with an empty run": (StreamCorrupt, _blob(stored=[[43, 0]])),
+    "blob with an unknown field": (StreamCorrupt, _blob(colour="red")),
     "no suffix": (StreamCorrupt, _without(b"suffix")),
     "no log-probs": (StreamCorrupt, _without(b"logprobs")),
     "odd-sized suffix": (StreamCorrupt, _with(suffix=b"\x00" * 7)),
@@ -193,7 +222,7 @@ def test_every_older_version_has_an_upcast() -> None:
     ("change", "message"),
     [
         (("    opened_at: float", "    opened_at: float\n    colour: str"), "not all carried"),
-        (("    VERSION: ClassVar[int] = 1", "    VERSION: ClassVar[int] = 2"), "cannot be read"),
+        (("    VERSION: ClassVar[int] = 2", "    VERSION: ClassVar[int] = 3"), "cannot be read"),
     ],
     ids=["field without a carrier", "version without an upcast"],
 )

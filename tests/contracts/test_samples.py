@@ -279,6 +279,120 @@ def test_a_payload_cut_anywhere_is_refused() -> None:
             decode_samples(payload[:length])
 
 
+REPLAY_FIELDS = ("rollout_routed_experts", "rollout_indexer_topk")
+
+
+def _replay(*numbers: int) -> np.ndarray:
+    """int32[n, 1, 2] that holds these numbers."""
+    return np.array([[[n, 0]] for n in numbers], np.int32).reshape(-1, 1, 2)
+
+
+@pytest.mark.parametrize("field", REPLAY_FIELDS)
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([], "uint8"),
+        ([0], "uint8"),
+        ([1, 255], "uint8"),
+        ([256], "uint16"),
+        ([255, 65_535, 3], "uint16"),
+        ([65_536], "int32"),
+        ([-1], "int32"),
+        ([-1, 255], "int32"),
+        ([2**31 - 1, -(2**31)], "int32"),
+    ],
+    ids=repr,
+)
+def test_contract_2_carries_replay_rows_as_small_as_they_fit(
+    field: str, numbers: list[int], dtype: str
+) -> None:
+    """The largest and smallest number decide the dtype on the wire; the decoded value is int32 and equal."""
+    payload = encode_samples([sample(**{field: _replay(*numbers)})], session(), contract=2)
+    assert unpack(payload)[1][f"{field}.0"].dtype == dtype
+    [values] = decode_samples(payload, contract=2).samples
+    assert values[field].dtype == np.int32
+    assert values[field].shape == (len(numbers), 1, 2)
+    assert np.array_equal(values[field], _replay(*numbers))
+
+
+def test_contract_2_chooses_the_dtype_for_each_tensor() -> None:
+    """One sample's wide numbers make no other tensor wider."""
+    first = sample(rollout_routed_experts=_replay(1), rollout_indexer_topk=_replay(300))
+    second = sample(rollout_routed_experts=_replay(-1), rollout_indexer_topk=_replay(2))
+    _, tensors = unpack(encode_samples([first, second], session(), contract=2))
+    dtypes = [tensors[f"{field}.{i}"].dtype for i in (0, 1) for field in REPLAY_FIELDS]
+    assert dtypes == [np.uint8, np.uint16, np.int32, np.uint8]
+
+
+def test_contract_2_narrows_nothing_else() -> None:
+    """Small tokens stay int64, log-probs float64, and a reader takes them in no other dtype."""
+    content, tensors = unpack(encode_samples([sample()], session([1]), contract=2))
+    assert {name: str(tensor.dtype) for name, tensor in tensors.items()} == {
+        "tokens.0": "int64",
+        "loss_mask.0": "uint8",
+        "rollout_log_probs.0": "float64",
+        ACCUMULATED: "int64",
+    }
+    with pytest.raises(MalformedSamples, match="tokens of sample 0"):
+        decode_samples(pack(content, {**tensors, "tokens.0": tensors["tokens.0"].astype("u1")}), contract=2)
+
+
+@pytest.mark.parametrize("array", [np.asfortranarray(EXPERTS), EXPERTS[::-1], EXPERTS[:, ::-1] + 300])
+def test_contract_2_narrows_arrays_in_any_memory_order(array: np.ndarray) -> None:
+    """A view is narrowed by its values; equal values give equal bytes."""
+    payload = encode_samples([sample(rollout_routed_experts=array)], session(), contract=2)
+    [values] = decode_samples(payload, contract=2).samples
+    assert np.array_equal(values["rollout_routed_experts"], array)
+    copied = sample(rollout_routed_experts=np.array(array.tolist(), np.int32))
+    assert encode_samples([copied], session(), contract=2) == payload
+
+
+def test_encoding_leaves_the_samples_rows_as_they_are() -> None:
+    """The sample keeps its int32 array, so that it can be encoded for the other contract too."""
+    one = sample(rollout_routed_experts=EXPERTS)
+    encode_samples([one], session(), contract=2)
+    assert one.rollout_routed_experts is EXPERTS
+    assert EXPERTS.dtype == np.int32
+    assert EXPERTS.ravel().tolist() == list(range(16))
+
+
+@pytest.mark.parametrize("numbers", [[], [1], [300], [70_000], [-1]], ids=repr)
+def test_contract_1_carries_replay_rows_as_int32(numbers: list[int]) -> None:
+    """Existing drivers read int32, however small the numbers are."""
+    given = sample(rollout_routed_experts=_replay(*numbers), rollout_indexer_topk=_replay(*numbers))
+    _, tensors = unpack(encode_samples([given], session(), contract=1))
+    assert [tensors[f"{field}.0"].dtype for field in REPLAY_FIELDS] == [np.int32, np.int32]
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i8", "u4", "i2", ">i4", "f4"])
+def test_replay_rows_are_given_as_int32(contract: int, dtype: str) -> None:
+    """The sample's own rows must be int32 in both contracts, also where a narrower dtype is sent."""
+    given = sample(rollout_indexer_topk=EXPERTS.astype(dtype))
+    with pytest.raises(MalformedSamples, match="rollout_indexer_topk of sample 0 must have dtype int32"):
+        encode_samples([given], session(), contract=contract)
+
+
+NARROW_DTYPES = {1: ("int32",), 2: ("uint8", "uint16", "int32")}
+ALL_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "bool")
+
+
+@pytest.mark.parametrize("field", REPLAY_FIELDS)
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@pytest.mark.parametrize("contract", [1, 2])
+def test_replay_rows_are_read_in_the_contracts_dtypes_only(contract: int, dtype: str, field: str) -> None:
+    """Contract 1 takes int32, contract 2 also uint8 and uint16; any other tensor is refused by its name."""
+    content, tensors = unpack(encode_samples([sample(**{field: EXPERTS})], session(), contract=contract))
+    payload = pack(content, {**tensors, f"{field}.0": EXPERTS.astype(dtype)})
+    if dtype in NARROW_DTYPES[contract]:
+        [values] = decode_samples(payload, contract=contract).samples
+        assert values[field].dtype == np.int32
+        assert np.array_equal(values[field], EXPERTS)
+    else:
+        with pytest.raises(MalformedSamples, match=f"{field} of sample 0 must have dtype .*{dtype}"):
+            decode_samples(payload, contract=contract)
+
+
 def test_contract_1_takes_additional_json() -> None:
     """JSON keys that this version does not know are ignored, and optional ones may be absent."""
     content, tensors = unpack(encode_samples([sample()], session()))

@@ -23,7 +23,9 @@ from tokentape_core.domain.match import MATCHERS
 from tokentape_core.store import MemoryStore
 
 REFERENCE = DOCS / "reference"
-OPTIONS_WITH_VARIABLE = {"api", "assembler", "config", "family check", "up"}
+OPTIONS_WITH_VARIABLE = {
+    *("api", "assembler", "config", "engine check", "export", "family check", "import", "replay", "up"),
+}
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
@@ -37,9 +39,13 @@ def test_every_command_and_option_is_documented() -> None:
     found = sections(REFERENCE / "command.md")
     for name, command in _commands().items():
         section = found.pop(f"tokentape {name}")
-        flags = [a.option_strings[-1] for a in command._actions if a.dest != "help"]
+        taken = [a for a in command._actions if a.dest != "help"]
+        flags = [a.option_strings[-1] for a in taken if a.option_strings]
+        assert [
+            a.metavar for a in taken if not a.option_strings and f"| `{a.metavar}` |" not in section
+        ] == []
         assert [row.split()[0] for row in rows(section) if row.startswith("--")] == flags
-        for flag in flags if name in OPTIONS_WITH_VARIABLE else ():
+        for flag in {f"--{o}" for o in options.OPTIONS} & set(flags) if name in OPTIONS_WITH_VARIABLE else ():
             assert f"`{options.variable(flag[2:])}`" in section
     assert list(found) == ["The command"]
 

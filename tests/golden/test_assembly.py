@@ -11,21 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentape_contracts.errors import PrefixBroken
-from tokentape_contracts.events import OPENED_ID, SessionOpened, TurnRecorded
+from tokentape_contracts.errors import PrefixBroken, ReplayBroken
+from tokentape_contracts.events import OPENED_ID, Blob, ReplaySpec, SessionOpened, TurnRecorded
 from tokentape_contracts.samples import Sample
 from tokentape_core.domain.assemble import assemble
+from tokentape_core.domain.replay import Rows, deduplicate
 from tokentape_core.domain.state import SessionState, apply, turn_id
 
 FILE = Path(os.environ.get("GOLDEN_CASES", Path(__file__).parent / "assembly.jsonl"))
 
 
-def _covered(case: dict[str, Any]) -> bool:
-    """Cases without routed experts."""
-    return not any("routed_experts" in turn for turn in case["turns"])
-
-
-CASES = [case for line in FILE.read_text().splitlines() if _covered(case := json.loads(line))]
+KIND = "routed_experts"
+CASES = [json.loads(line) for line in FILE.read_text().splitlines()]
 
 
 def test_there_are_cases() -> None:
@@ -37,18 +34,21 @@ def test_there_are_cases() -> None:
 def test_case(case: dict[str, Any]) -> None:
     """The assembled samples equal the right values, field by field."""
     expect = case["expect"]
-    state = _state(case)
+    state, stored = _state(case)
+    options = {"max_seq_len": case["max_seq_len"], "metadata": case["agent_metadata"], "stored": stored}
     if expect["http_status"] == 422:
-        with pytest.raises(PrefixBroken):
-            assemble(state, _decode, max_seq_len=case["max_seq_len"])
+        with pytest.raises((PrefixBroken, ReplayBroken)):
+            assemble(state, _decode, **options)
         return
-    assembly = assemble(state, _decode, max_seq_len=case["max_seq_len"], metadata=case["agent_metadata"])
+    assembly = assemble(state, _decode, **options)
     assert assembly.session_metadata.get("tree") == expect["tree"]
     assert assembly.empty_reason == expect["empty_reason"]
     assert [_plain(sample) for sample in assembly.samples] == expect["samples"]
 
 
-def _state(case: dict[str, Any]) -> SessionState:
+def _state(case: dict[str, Any]) -> tuple[SessionState, dict[tuple[str, str], bytes]]:
+    rows = "incremental" if case["incremental_replay"] else "full"
+    spec = ReplaySpec(rows=rows, layers=case["replay_layers"], prefix="latest")
     opened = SessionOpened(
         id="0",
         mode=case["mode"],
@@ -58,15 +58,35 @@ def _state(case: dict[str, Any]) -> SessionState:
         template="",
         labels={},
         pins={},
+        replay={KIND: spec},
+        tenant="",
         opened_at=0.0,
     )
     state = apply(None, OPENED_ID, opened)
+    stored: dict[tuple[str, str], bytes] = {}
     for turn in case["turns"]:
-        state = apply(state, turn_id(turn["seq"]), _event(state, turn))
-    return state
+        blob = _store_rows(state, case, turn, stored)
+        state = apply(state, turn_id(turn["seq"]), _event(state, turn, {KIND: blob} if blob else {}))
+    return state, stored
 
 
-def _event(state: SessionState, turn: dict[str, Any]) -> TurnRecorded:
+def _store_rows(
+    state: SessionState, case: dict[str, Any], turn: dict[str, Any], stored: dict[tuple[str, str], bytes]
+) -> Blob | None:
+    """Stores the turn's payload as a recorder does: without what its parent's repeats."""
+    given = turn.get("routed_experts")
+    if given is None:
+        return None
+    layers, topk = case["replay_layers"], case["replay_topk"]
+    numbers = given["seed"] * 100_000 + np.arange((given["start_row"] + given["rows"]) * layers * topk)
+    values = numbers.astype(np.int32).reshape(-1, layers, topk)[given["start_row"] :]
+    parent = state.turns[turn["parent"] - 1] if turn["parent"] else None
+    blob, data = deduplicate(Rows(given["start_row"], values), parent, KIND, stored, 64)
+    stored[str(turn["seq"]), KIND] = data
+    return blob
+
+
+def _event(state: SessionState, turn: dict[str, Any], replay: dict[str, Blob]) -> TurnRecorded:
     prompt = turn["prompt_ids"]
     parent = state.turns[turn["parent"] - 1].tokens.tolist() if turn["parent"] else []
     keep = next((i for i, (a, b) in enumerate(zip(parent, prompt, strict=False)) if a != b), None)
@@ -85,6 +105,7 @@ def _event(state: SessionState, turn: dict[str, Any]) -> TurnRecorded:
         request={},
         reply={},
         meta=turn["meta"],
+        replay=replay,
         requested_at=turn["requested_at"],
         committed_at=turn["committed_at"],
     )
@@ -109,6 +130,13 @@ def _plain(sample: Sample) -> dict[str, Any]:
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in sample.metadata.items()
         },
-        "rollout_routed_experts": sample.rollout_routed_experts,
-        "rollout_indexer_topk": sample.rollout_indexer_topk,
+        "rollout_routed_experts": _plain_rows(sample.rollout_routed_experts),
+        "rollout_indexer_topk": _plain_rows(sample.rollout_indexer_topk),
     }
+
+
+def _plain_rows(rows: Any) -> dict[str, Any] | None:
+    if rows is None:
+        return None
+    assert rows.dtype == np.int32
+    return {"shape": list(rows.shape), "data": rows.ravel().tolist()}

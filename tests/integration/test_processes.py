@@ -45,9 +45,9 @@ def test_wrong_usage(arguments: tuple[str, ...], mention: str) -> None:
 
 def test_unknown_environment_variable() -> None:
     """A misspelt TOKENTAPE_… variable is refused."""
-    result = run("config", TOKENTAPE_ENGINE="http://e")
+    result = run("config", TOKENTAPE_ENGINES="http://e")
     assert result.returncode == 2
-    assert "TOKENTAPE_ENGINE is unknown" in result.stderr
+    assert "TOKENTAPE_ENGINES is unknown" in result.stderr
 
 
 def test_config_masks_secrets() -> None:

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.support.sessions import plain
-from tokentape_contracts.events import SessionOpened, SessionSealed, TurnRecorded, decode, encode
+from tokentape_contracts.events import (
+    Blob,
+    ReplaySpec,
+    SessionOpened,
+    SessionSealed,
+    TurnRecorded,
+    decode,
+    encode,
+)
 from tokentape_contracts.samples import WIRE, MalformedSamples, Sample, Status, decode_samples, encode_samples
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -34,6 +42,25 @@ def _exact(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
+specs = st.builds(ReplaySpec, rows=text, layers=st.none() | numbers, prefix=text)
+
+
+@st.composite
+def blobs(draw: st.DrawFn) -> Blob:
+    """A blob whose runs ascend within its rows."""
+    start, rows = draw(st.integers(0, 1000)), draw(st.integers(0, 1000))
+    edges = sorted(draw(st.sets(st.integers(start, start + rows), max_size=6)))
+    return Blob(
+        start=start,
+        rows=rows,
+        layers=draw(numbers),
+        topk=draw(numbers),
+        dtype=draw(st.sampled_from(["u1", "u2", "i4"])),
+        stored=tuple((a, b - a) for a, b in zip(edges[::2], edges[1::2], strict=False)),
+        parts=draw(numbers),
+    )
+
+
 @st.composite
 def turns(draw: st.DrawFn) -> TurnRecorded:
     output = draw(ids)
@@ -51,6 +78,7 @@ def turns(draw: st.DrawFn) -> TurnRecorded:
         request=draw(objects),
         reply=draw(objects),
         meta=draw(objects),
+        replay=draw(st.dictionaries(text, blobs(), max_size=2)),
         requested_at=draw(finite),
         committed_at=draw(finite),
     )
@@ -66,6 +94,8 @@ opened = st.builds(
     template=text,
     labels=objects,
     pins=objects,
+    replay=st.dictionaries(text, specs, max_size=2),
+    tenant=text,
     opened_at=finite,
 )
 sealed = st.builds(SessionSealed, id=text, reason=text, sealed_at=finite)

@@ -23,14 +23,14 @@ def _decode(ids: Any) -> str:
 
 @st.composite
 def forests(draw: st.DrawFn, trim: int = 1) -> list[TurnRecorded]:
-    """Up to 14 turns; a prompt may leave out `trim` tokens of its parent. Every token is its own id."""
+    """Up to 14 turns; a prompt may leave out `trim` tokens of its parent's output. No id comes twice."""
     events: list[TurnRecorded] = []
-    lengths = [0]
+    lengths, outputs = [0], [0]
     token = 0
     for seq in range(1, draw(st.integers(1, 14)) + 1):
         parent = draw(st.integers(0, seq - 1))
         suffix, output = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-        keep = max(0, lengths[parent] - draw(st.integers(0, trim)))
+        keep = lengths[parent] - draw(st.integers(0, min(trim, outputs[parent])))
         ids = np.arange(token, token + suffix + output)
         token += suffix + output
         events.append(
@@ -43,6 +43,7 @@ def forests(draw: st.DrawFn, trim: int = 1) -> list[TurnRecorded]:
             )
         )
         lengths.append(keep + suffix + output)
+        outputs.append(output)
     return events
 
 

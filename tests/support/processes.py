@@ -49,10 +49,14 @@ class Fleet:
 
     def tokentape(self, *arguments: str) -> Running:
         """Starts `tokentape ARGUMENTS`."""
-        log = self.directory / f"{arguments[0]}-{len(self.started)}.log"
+        return self.start(arguments[0], "tokentape_cli", *arguments)
+
+    def start(self, name: str, module: str, *arguments: str) -> Running:
+        """Starts `python -m MODULE ARGUMENTS`; its log has this name."""
+        log = self.directory / f"{name}-{len(self.started)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tokentape_cli", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

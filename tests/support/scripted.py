@@ -1,5 +1,6 @@
 """An SGLang server that says what a test tells it to."""
 
+import base64
 import inspect
 import json
 import threading
@@ -9,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 import uvicorn
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +21,12 @@ from starlette.routing import Route
 from tokentape_core.text.tokenizer import Tokenizer
 
 Answer = Callable[[dict[str, Any]], httpx.Response | Awaitable[httpx.Response]]
+
+
+def replay_rows(start: int, stop: int, layers: int, choices: int) -> NDArray[np.int32]:
+    """int32[stop - start, layers, choices]: what a scripted model chooses at these positions."""
+    position, layer, choice = np.ogrid[start:stop, :layers, :choices]
+    return ((7 * position + 3 * layer + choice) % 128).astype(np.int32)
 
 
 @dataclass
@@ -30,6 +39,10 @@ class ScriptedEngine:
     answer: Answer | None = None
     take_over: Callable[[httpx.Request], httpx.Response] | None = None
     texts: list[str] = field(default_factory=list)
+    experts: tuple[int, int] | None = None
+    """Layers and experts per token of the model, if it returns them when asked."""
+    indexer: tuple[int, int] | None = None
+    """Layers and entries per token of its sparse attention indexer, if it returns them when asked."""
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
@@ -57,6 +70,7 @@ class ScriptedEngine:
             "cached_tokens": 0,
             "weight_version": "1",
             "output_token_logprobs": [[-0.5 - i / 100, token, None] for i, token in enumerate(ids)],
+            **self._replay(body, len(body["input_ids"]) + len(ids) - 1),
             **changes.get("meta", {}),
         }
         choice = {"index": 0, "message": message, "finish_reason": "stop", "meta_info": meta}
@@ -69,6 +83,17 @@ class ScriptedEngine:
             "usage": {"prompt_tokens": len(body["input_ids"]), "completion_tokens": len(ids)},
             **changes.get("answer", {}),
         }
+
+    def _replay(self, body: dict[str, Any], stop: int) -> dict[str, Any]:
+        meta: dict[str, Any] = {}
+        if self.experts and body.get("return_routed_experts"):
+            rows = replay_rows(body.get("routed_experts_start_len", 0), stop, *self.experts)
+            meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode()
+        if self.indexer and body.get("return_indexer_topk"):
+            rows = replay_rows(0, stop, *self.indexer)
+            meta["indexer_topk"] = base64.b64encode(rows.tobytes()).decode()
+            meta["indexer_topk_num_layers"] = self.indexer[0]
+        return meta
 
     @contextmanager
     def serve(self) -> Iterator[str]:

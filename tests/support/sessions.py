@@ -28,6 +28,8 @@ def opened(**given: Any) -> SessionOpened:
         "template": "fingerprint",
         "labels": {},
         "pins": {},
+        "replay": {},
+        "tenant": "",
         "opened_at": 100.0,
     }
     return SessionOpened(**{**defaults, **given})
@@ -50,6 +52,7 @@ def turn(**given: Any) -> TurnRecorded:
         "request": {},
         "reply": {"choices": [{"index": 0}]},
         "meta": {},
+        "replay": {},
         "requested_at": 101.0,
         "committed_at": 102.0,
     }

@@ -180,6 +180,7 @@ def _record(
         event_id="e",
         tools=tools,
         request={"temperature": 1},
+        replay={},
         requested_at=1.0,
         committed_at=2.0,
     )

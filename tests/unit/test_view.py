@@ -4,6 +4,7 @@ import orjson
 import pytest
 
 from tests.support.sessions import assistant, opened, sealed, state_of, turn, user
+from tokentape_contracts.events import Blob, ReplaySpec
 from tokentape_core.domain.view import compact, records, session_metadata
 
 CALL = [{"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]
@@ -117,16 +118,21 @@ def test_the_compact_form_is_the_events() -> None:
     first, last = opened(labels={"run": 7}), sealed()
     view = compact(state_of(ONE, TWO, first=first, last=last))
     assert [(e["type"], e["v"], e.get("seq"), e["id"]) for e in view] == [
-        ("session.opened", 1, None, first.id),
-        ("turn.recorded", 1, 1, ONE.id),
-        ("turn.recorded", 1, 2, TWO.id),
+        ("session.opened", 2, None, first.id),
+        ("turn.recorded", 2, 1, ONE.id),
+        ("turn.recorded", 2, 2, TWO.id),
         ("session.sealed", 1, None, last.id),
     ]
     assert set(view[0]) == {
         *("type", "v", "id", "mode", "matcher", "family", "max_trim_tokens", "template", "labels", "pins"),
-        "opened_at",
+        *("replay", "tenant", "opened_at"),
     }
-    assert view[0]["labels"] == {"run": 7}
+    assert set(view[1]) == {
+        *("type", "v", "seq", "id", "parent", "keep", "suffix", "output", "logprobs", "finish"),
+        *("response_id", "messages", "tools", "request", "reply", "meta", "replay"),
+        *("requested_at", "committed_at"),
+    }
+    assert (view[0]["labels"], view[0]["replay"], view[1]["replay"]) == ({"run": 7}, {}, {})
     assert (view[2]["keep"], view[2]["suffix"].tolist(), view[2]["output"].tolist()) == (3, [7, 8], [9])
     assert view[3] == {
         "type": "session.sealed",
@@ -134,6 +140,20 @@ def test_the_compact_form_is_the_events() -> None:
         "id": last.id,
         "reason": "deleted",
         "sealed_at": 103.0,
+    }
+
+
+def test_the_compact_form_refers_to_replay_rows() -> None:
+    """It shows how the session asks for them and what each turn was sent of them, not the rows."""
+    spec = ReplaySpec(rows="full", layers=2, prefix="recorded")
+    blob = Blob(start=0, rows=3, layers=2, topk=4, dtype="u1", stored=((0, 1), (2, 1)), parts=1)
+    recorded = turn(replay={"routed_experts": blob})
+    view = compact(state_of(recorded, first=opened(replay={"routed_experts": spec})))
+    shown = orjson.loads(orjson.dumps(view, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert shown[0]["replay"] == {"routed_experts": {"rows": "full", "layers": 2, "prefix": "recorded"}}
+    of_rows = {"start": 0, "rows": 3, "layers": 2, "topk": 4, "dtype": "u1"}
+    assert shown[1]["replay"] == {
+        "routed_experts": {**of_rows, "stored": [[0, 1], [2, 1]], "parts": 1},
     }
 
 
@@ -147,6 +167,24 @@ def test_session_metadata_names_the_head_path() -> None:
     ]
 
 
+def test_session_metadata_counts_every_generation() -> None:
+    """The counters are those of all turns, also of one that was retried and is not on the head's path."""
+    meta = {"cached_tokens": 1, "prompt_tokens": 2, "spec_verify_ct": 3}
+    state = state_of(turn(meta=meta), turn(meta=meta), turn(parent=2, keep=4, output=[5], meta=meta))
+    assert [t.seq for t in state.turns[-1].path] == [2, 3]
+    assert session_metadata(state)["counters"] == {
+        "generations": 3,
+        "prefix_cache_info": {"cached_tokens": 3, "total_prompt_tokens": 6},
+        "spec_info": {"spec_verify_ct": 9, "completion_tokens": 5},
+    }
+
+
 def test_session_metadata_of_an_empty_session() -> None:
-    """Without a turn there are no tokens, but the key is there."""
-    assert session_metadata(state_of())["accumulated_token_ids"].tolist() == []
+    """Without a turn there are no tokens and nothing was counted, but the keys are there."""
+    metadata = session_metadata(state_of())
+    assert metadata["accumulated_token_ids"].tolist() == []
+    assert metadata["counters"] == {
+        "generations": 0,
+        "prefix_cache_info": {"cached_tokens": 0, "total_prompt_tokens": 0},
+        "spec_info": {},
+    }

@@ -11,13 +11,13 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from arq.connections import ArqRedis
 
 from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull, StoreUnavailable
-from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_contracts.jobs import AssembleJob, StoredResult
 from tokentape_core.store import redis_errors
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,10 @@ class Collector:
         for client in (self._client, self._reader):
             await client.aclose()
 
-    async def collect(self, job: AssembleJob, deadline_s: float) -> JobResult:
-        """The result of the job. Equal concurrent requests, also of other processes, share one job.
+    async def collect(self, job: AssembleJob, deadline_s: float) -> StoredResult:
+        """The result of the job; `payload` has its bytes.
+
+        Equal concurrent requests, also of other processes, share one job.
 
         Args:
             deadline_s: seconds from now.
@@ -99,16 +101,31 @@ class Collector:
             if not waiting:
                 self._waiting.pop((job.session_id, job.request), None)
 
-    async def _look(self, job: AssembleJob, deadline: float) -> JobResult | None:
+    async def payload(self, job: AssembleJob, result: StoredResult) -> AsyncIterator[bytes]:
+        """The result's payload, one part after the other: this process never holds the whole of a large one.
+
+        Raises:
+            StoreUnavailable: Redis cannot be reached, or the result has expired meanwhile.
+        """
+        yield result.first
+        for part in range(1, result.parts):
+            async with redis_errors():
+                key = keys.samples(job.session_id, job.request)
+                data: bytes | None = await self._client.hget(key, str(part))  # type: ignore[misc]
+            if data is None:
+                raise StoreUnavailable(f"part {part} of the result has expired before it was sent")
+            yield data
+
+    async def _look(self, job: AssembleJob, deadline: float) -> StoredResult | None:
         """Registers as a waiter, and only then looks for the result: so none falls between the two."""
         waiters = keys.waiters(job.session_id, job.request)
         async with redis_errors():
             pipe = self._client.pipeline(transaction=True)
             pipe.zadd(waiters, {self._api_id: deadline}, gt=True)
             pipe.expire(waiters, int(limits.COLLECT_DEADLINE_MAX_S) + _WAITERS_EXTRA_S)
-            pipe.hgetall(keys.samples(job.session_id, job.request))
-            *_, fields = await pipe.execute()
-        return JobResult.from_hash(fields) if fields else None
+            pipe.hmget(keys.samples(job.session_id, job.request), [jobs.HEAD, jobs.FIRST_PART])
+            *_, (head, first) = await pipe.execute()
+        return StoredResult.from_fields(head, first) if head is not None else None
 
     async def _look_at_queue(self, job: AssembleJob) -> tuple[int, bool]:
         """How many jobs wait or run, and whether this one is among them."""

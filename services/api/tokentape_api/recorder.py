@@ -1,5 +1,6 @@
 """One chat turn: position, prompt, generation, commit."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -7,13 +8,15 @@ from typing import Any
 
 from tokentape_api.bodies import ChatRequest
 from tokentape_api.cache import Sessions
-from tokentape_api.engine import Engine
+from tokentape_api.engine import Engine, Wanted
 from tokentape_api.prompts import build_prompt
+from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, MatcherFailed, SessionNotFound, TemplateMismatch
-from tokentape_contracts.events import TurnRecorded
+from tokentape_contracts.events import Blob, TurnRecorded
 from tokentape_core.domain.decide import Position, ensure_open, position, record_turn
 from tokentape_core.domain.match import Matcher
-from tokentape_core.domain.state import SessionState
+from tokentape_core.domain.replay import Rows, deduplicate, first_row, sources
+from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.store import SeqTaken, Store
 from tokentape_core.text.render import ChatRenderer
 
@@ -76,7 +79,12 @@ class Recorder:
         request = {**settings, "messages": chat.messages}
         if tools is not None:
             request["tools"] = tools
-        generated = await self._engine.generate(session_id, tokens, request, headers)
+        wanted = {
+            kind: Wanted(first_row(spec, at.parent, prompt.keep), spec.layers)
+            for kind, spec in state.opened.replay.items()
+        }
+        generated = await self._engine.generate(session_id, tokens, request, headers, wanted)
+        blobs = await self._blobs(session_id, at.parent, generated.replay)
         event = record_turn(
             state,
             at,
@@ -86,10 +94,11 @@ class Recorder:
             event_id=uuid.uuid4().hex,
             tools=tools,
             request=settings,
+            replay={kind: blob for kind, (blob, _) in blobs.items()},
             requested_at=requested_at,
             committed_at=self._clock(),
         )
-        await self._commit(session_id, state, event)
+        await self._commit(session_id, state, event, {kind: data for kind, (_, data) in blobs.items()})
         return generated.answer
 
     def _matcher(self, state: SessionState) -> Matcher:
@@ -110,12 +119,27 @@ class Recorder:
                 "processes with the same --tokenizer, --chat-template and --family"
             )
 
-    async def _commit(self, session_id: str, state: SessionState, event: TurnRecorded) -> None:
+    async def _blobs(
+        self, session_id: str, parent: Turn | None, replay: Mapping[str, Rows]
+    ) -> dict[str, tuple[Blob, bytes]]:
+        """What is stored of each kind of replay rows: those that are not the parent's again."""
+        blobs = {}
+        for kind, rows in replay.items():
+            wanted = [(turn.event, kind) for turn in sources(rows, parent, kind)]
+            stored = await self._store.read_blobs(session_id, wanted)
+            blobs[kind] = await asyncio.to_thread(
+                deduplicate, rows, parent, kind, stored, limits.STORE_VALUE_BYTES
+            )
+        return blobs
+
+    async def _commit(
+        self, session_id: str, state: SessionState, event: TurnRecorded, blobs: Mapping[str, bytes]
+    ) -> None:
         """Appends the turn; if another took its seq, under the next one and with its own parent."""
         while True:
             seq = len(state.turns) + 1
             try:
-                await self._store.append(session_id, seq, event)
+                await self._store.append(session_id, seq, event, blobs)
             except SeqTaken:
                 state = await self._sessions.load(session_id)
                 continue

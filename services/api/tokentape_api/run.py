@@ -11,7 +11,7 @@ from uvicorn import Config, Server
 
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
-from tokentape_api.engine import SGLangEngine
+from tokentape_api.engine import connect_engine
 from tokentape_api.settings import ApiSettings
 from tokentape_contracts import jobs, limits
 from tokentape_core.store import RedisStore, connect
@@ -30,7 +30,7 @@ def build(settings: ApiSettings) -> Starlette:
     return build_app(
         settings,
         store=RedisStore(client),
-        engine=SGLangEngine(settings.engine_url, timeout_s=settings.engine_timeout_s),
+        engine=connect_engine(settings),
         renderer=ChatRenderer(tokenizer, get_family(settings.family)),
         collector=Collector(_queue(settings.redis_url), _queue(settings.redis_url)),
     )

@@ -2,8 +2,20 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from tokentape_contracts import limits
+
+ENGINES: Final = ("sglang", "vllm")
+REPLAY: Final = ("off", "full", "incremental")
+REPLAY_PREFIX: Final = ("latest", "recorded")
+INDEXER_TOPK: Final = ("off", "on")
+_CHOICES: Final = {
+    "engine": ENGINES,
+    "replay": REPLAY,
+    "replay_prefix": REPLAY_PREFIX,
+    "indexer_topk": INDEXER_TOPK,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +23,7 @@ class ApiSettings:
     """Everything an API process can be told.
 
     Attributes:
-        engine_url: base URL of the SGLang server or router, without `/v1`.
+        engine_url: base URL of the engine or router, without `/v1`.
         tokenizer: name or directory of the model's tokenizer.
         redis_url: where the sessions are kept; may hold a password, so it is never shown.
         chat_template: a Jinja file that replaces the tokenizer's own chat template.
@@ -21,6 +33,16 @@ class ApiSettings:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         engine_timeout_s: the longest generation.
+        engine: what answers there, one of `ENGINES`.
+        replay: how routed experts are asked for, one of `REPLAY`: not at all, all rows with every turn, or
+            only the rows that the session has not.
+        replay_layers: layers in the engine's routed_experts payload; SGLang's does not say it.
+        replay_prefix: of which turn a row is taken that several turns sent, one of `REPLAY_PREFIX`: the last
+            one's, or that of the turn in which its token was first read.
+        indexer_topk: whether the indexer's choices are asked for, one of `INDEXER_TOPK`.
+
+    Raises:
+        ValueError: a setting has no such value, or does not fit another.
     """
 
     engine_url: str
@@ -33,3 +55,25 @@ class ApiSettings:
     host: str = "127.0.0.1"
     port: int = 8080
     engine_timeout_s: float = limits.ENGINE_TIMEOUT_S
+    engine: str = "sglang"
+    replay: str = "off"
+    replay_layers: int | None = None
+    replay_prefix: str = "latest"
+    indexer_topk: str = "off"
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if self.replay_layers is not None and self.replay_layers < 1:
+            raise ValueError(f"replay_layers must be at least 1, not {self.replay_layers}")
+        if self.engine == "sglang" and self.replay != "off" and self.replay_layers is None:
+            raise ValueError(
+                f"replay {self.replay} with SGLang needs replay-layers, the number of layers in its "
+                "routed_experts: the payload does not say it"
+            )
+        if self.engine == "vllm" and self.replay == "incremental":
+            raise ValueError("replay incremental needs SGLang: vLLM sends all rows with every turn. Use full")
+        if self.engine == "vllm" and self.indexer_topk == "on":
+            raise ValueError("indexer-topk on needs SGLang: vLLM does not send it")

@@ -14,6 +14,8 @@ be killed (INV-5). One module a noun:
 - `executor`  child processes that answer messages, and can be killed and rebuilt
 - `child`     the program of a child process
 - `outcome`   what a job gives: read, fold, assemble, encode
+- `toolchain` what an assembly needs besides the events
+- `archive`   copies sealed sessions to where they outlive Redis
 
 Nothing is imported here: a child process must not pay for arq.
 """

@@ -15,7 +15,9 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,16 +28,16 @@ import orjson
 import redis.asyncio
 import uvloop
 
-from tokentape_assembler.outcome import outcome_of
-from tokentape_contracts import keys, limits
-from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_assembler.outcome import Assembled, outcome_of
+from tokentape_assembler.toolchain import assembled_by, load_toolchain
+from tokentape_contracts import audit, keys, limits
+from tokentape_contracts.audit import AssembledBy, SamplesAssembled
+from tokentape_contracts.errors import SessionNotFound
+from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
-from tokentape_core.loading import load_function
 from tokentape_core.store import RedisStore, connect, redis_errors
-from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
-from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.without_torch import without_torch
 
 _DETAIL_CHARS: Final = 2_000
@@ -50,12 +52,14 @@ class Child:
         decode: Decode,
         hooks: Hooks = DEFAULT_HOOKS,
         renderer: ChatRenderer | None = None,
+        by: AssembledBy | None = None,
     ) -> None:
         self._client = client
         self._store = RedisStore(client)
         self._decode = decode
         self._hooks = hooks
         self._renderer = renderer
+        self._by = by or assembled_by(hooks, renderer)
 
     async def answer(self, line: bytes) -> dict[str, Any]:
         """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none."""
@@ -69,13 +73,33 @@ class Child:
         detail = result.error.code if result.error else ""
         return {"outcome": "stored", "detail": detail, "timing_ms": result.timing_ms}
 
-    async def _save(self, job: AssembleJob, result: JobResult) -> None:
+    async def _save(self, job: AssembleJob, result: Assembled) -> None:
+        """Writes the result and its audit entry: both or nothing."""
         key = keys.samples(job.session_id, job.request)
-        fields: dict[Any, Any] = result.to_hash()
         async with redis_errors(), self._client.pipeline(transaction=True) as pipe:
-            pipe.hset(key, mapping=fields)
+            for field, value in result.to_hash():
+                pipe.hset(key, field, value)  # type: ignore[arg-type]
             pipe.expire(key, limits.RESULT_TTL_S)
+            if not isinstance(result.error, SessionNotFound):  # there is no session that it would belong to
+                audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
+                pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
+                pipe.expire(audit_key, limits.RETENTION_S)
             await pipe.execute()
+
+    def _entry(self, job: AssembleJob, result: Assembled) -> SamplesAssembled:
+        return SamplesAssembled(
+            id=uuid.uuid4().hex,
+            tail=job.tail,
+            request=job.request,
+            contract=job.contract,
+            max_seq_len=job.max_seq_len,
+            metadata=job.metadata,
+            digest=None if result.error else result.digest,
+            error=(result.error.code, result.error.detail) if result.error else None,
+            samples=result.samples,
+            by=self._by,
+            at=time.time(),
+        )
 
 
 def main() -> None:
@@ -107,19 +131,15 @@ def main() -> None:
 
 
 def _child(hello: Mapping[str, Any]) -> Child:
-    template = Path(hello["chat_template"]) if hello["chat_template"] else None
-    tokenizer = Tokenizer.load(hello["tokenizer"], chat_template=template)
-    family = get_family(hello["family"])
-    renderer = ChatRenderer(tokenizer, family) if tokenizer.has_template else None
-    hooks = _hooks(hello["pick_hook"], hello["finish_hook"])
-    return Child(connect(hello["redis_url"]), tokenizer.decode, hooks, renderer)
-
-
-def _hooks(pick: str | None, finish: str | None) -> Hooks:
-    return Hooks(
-        load_function(pick) if pick else DEFAULT_HOOKS.pick,
-        load_function(finish) if finish else DEFAULT_HOOKS.finish,
+    toolchain = load_toolchain(
+        hello["tokenizer"],
+        chat_template=Path(hello["chat_template"]) if hello["chat_template"] else None,
+        family=hello["family"],
+        pick_hook=hello["pick_hook"],
+        finish_hook=hello["finish_hook"],
     )
+    client = connect(hello["redis_url"])
+    return Child(client, toolchain.decode, toolchain.hooks, toolchain.renderer, toolchain.by)
 
 
 def _receive(lines: SimpleQueue[bytes]) -> None:

@@ -1,6 +1,7 @@
 """What a job gives: read the stream, fold it, assemble it, encode it."""
 
 import hashlib
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
@@ -8,6 +9,7 @@ from tokentape_contracts.errors import (
     EventUnsupported,
     HookFailed,
     PrefixBroken,
+    ReplayBroken,
     SessionNotFound,
     StreamCorrupt,
     TokentapeError,
@@ -15,7 +17,7 @@ from tokentape_contracts.errors import (
 from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_contracts.samples import encode_samples
 from tokentape_core.comparison import comparison
-from tokentape_core.domain.assemble import assemble
+from tokentape_core.domain.assemble import assemble, replay_turns
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
@@ -26,10 +28,18 @@ REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     EventUnsupported,
     HookFailed,
     PrefixBroken,
+    ReplayBroken,
     SessionNotFound,
     StreamCorrupt,
 )
 """Errors that the same events give every time: outcomes, like samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled(JobResult):
+    """A job's result, and how many samples it holds."""
+
+    samples: int = 0
 
 
 async def outcome_of(
@@ -38,10 +48,11 @@ async def outcome_of(
     decode: Decode,
     hooks: Hooks = DEFAULT_HOOKS,
     renderer: ChatRenderer | None = None,
-) -> JobResult:
+) -> Assembled:
     """The outcome of a job. Equal for equal events up to the tail but for `timing_ms` (INV-9).
 
-    `timing_ms`: `fold` with the reading of the stream, `assemble`, `encode`; the stages before a refusal.
+    `timing_ms`: `fold` with the reading of stream and replay rows, `assemble`, `encode`; the stages before a
+    refusal.
 
     Raises:
         StoreUnavailable: the events cannot be read. Like every other exception it is not an outcome.
@@ -56,6 +67,8 @@ async def outcome_of(
 
     try:
         state = await _read(job, store)
+        rows = [(turn.event, kind) for turn in replay_turns(state) for kind in turn.event.replay]
+        stored = await store.read_blobs(job.session_id, rows)
         lap("fold")
         assembly = assemble(
             state,
@@ -64,16 +77,17 @@ async def outcome_of(
             metadata=job.metadata,
             hooks=hooks,
             compare=comparison(renderer, state.opened.template) if renderer else None,
+            stored=stored,
         )
         lap("assemble")
     except REFUSALS as error:
-        return JobResult(b"", "", timing_ms, error)
+        return Assembled(b"", "", timing_ms, error)
     payload = encode_samples(
         assembly.samples, assembly.session_metadata, assembly.empty_reason, contract=job.contract
     )
     digest = hashlib.sha256(payload).hexdigest()
     lap("encode")
-    return JobResult(payload, digest, timing_ms)
+    return Assembled(payload, digest, timing_ms, samples=len(assembly.samples))
 
 
 async def _read(job: AssembleJob, store: Store) -> SessionState:

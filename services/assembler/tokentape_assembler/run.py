@@ -10,6 +10,7 @@ from typing import Final
 import orjson
 import uvloop
 
+from tokentape_assembler.archive import Archive, ArchiveError, Archiver
 from tokentape_assembler.executor import ChildDied, ExecutorPool
 from tokentape_assembler.job import JobRunner
 from tokentape_assembler.settings import AssemblerSettings
@@ -32,7 +33,7 @@ def run(settings: AssemblerSettings) -> int:
     logging.getLogger("arq").setLevel(logging.WARNING)
     try:
         uvloop.run(_serve_until_signal(settings))
-    except (ChildDied, ValueError) as error:
+    except (ArchiveError, ChildDied, ValueError) as error:
         log.critical("the assembler cannot start: %s", error)
         return 1
     return 0
@@ -42,9 +43,11 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
     """Runs a worker until `stop` is set; then it takes no more jobs, finishes the running ones and returns.
 
     Raises:
+        ArchiveError: there is no such archive.
         ChildDied: a child process could not start, for example as there is no such tokenizer.
         ValueError: `redis_url` is not a Redis URL.
     """
+    archive = Archive(settings.archive_url) if settings.archive_url else None
     client = connect(settings.redis_url)
     hello = orjson.dumps(
         {
@@ -57,6 +60,7 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         }
     )
     pool = ExecutorPool(settings.workers, CHILD, hello)
+    archiving: asyncio.Task[None] | None = None
     try:
         await pool.start()
         arq = arq_client(client)
@@ -64,8 +68,13 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         # What start-up left on the heap stays: full collections over it would stall the loop.
         gc.freeze()
         log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
+        if archive is not None:
+            archiving = asyncio.create_task(Archiver(client, archive).run())
         await worker.async_run()
     finally:
+        if archiving is not None:
+            archiving.cancel()
+            await asyncio.wait({archiving})
         await pool.close()
         await client.aclose()
 

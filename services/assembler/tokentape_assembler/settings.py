@@ -17,6 +17,8 @@ class AssemblerSettings:
         pick_hook: import path of the function that picks a tree's leaves; None is the default.
         finish_hook: import path of the function that finishes a tree's samples; None is the default.
         workers: assemblies that run at the same time, each in a child process of its own.
+        archive_url: where sealed sessions are copied to, as fsspec understands it; None is nowhere. It may
+            hold a password, so it is never shown.
 
     Raises:
         ValueError: `workers` is less than 1.
@@ -29,6 +31,7 @@ class AssemblerSettings:
     workers: int = 1
     pick_hook: str | None = None
     finish_hook: str | None = None
+    archive_url: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -59,13 +59,13 @@ def _add(names: Sequence[str]) -> Callable[[argparse.ArgumentParser], None]:
 def _api(arguments: argparse.Namespace) -> int:
     settings = options.resolve(arguments, options.API)
     options.required(settings, "engine-url", "tokenizer", "redis-url")
+    checked = options.api_settings(settings)
     from tokentape_api.run import run
-    from tokentape_api.settings import ApiSettings
     from tokentape_core.loading import LoadError
     from tokentape_core.text.errors import TokenizerError
 
     try:
-        return run(ApiSettings(**options.values(settings, options.API)))
+        return run(checked)
     except (LoadError, TokenizerError) as error:
         raise UsageError(str(error)) from error
 
@@ -82,6 +82,7 @@ def _assembler(arguments: argparse.Namespace) -> int:
 def _up(arguments: argparse.Namespace) -> int:
     settings = options.resolve(arguments, options.ALL)
     options.required(settings, "engine-url", "tokenizer")
+    options.api_settings(settings)
     from tokentape_cli.up import run
 
     return run(settings)
@@ -109,6 +110,54 @@ def _family_check(arguments: argparse.Namespace) -> int:
     from tokentape_cli.family import check
 
     return check(arguments)
+
+
+def _add_engine_check(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.engine_check import add_arguments
+
+    add_arguments(parser)
+
+
+def _engine_check(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.engine_check import check
+
+    return check(arguments)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.audit import add_arguments
+
+    add_arguments(parser)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.audit import replay
+
+    return replay(arguments)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.transfer import add_export
+
+    add_export(parser)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.transfer import export
+
+    return export(arguments)
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.transfer import add_import
+
+    add_import(parser)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.transfer import import_
+
+    return import_(arguments)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -149,10 +198,23 @@ _COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run,
         "record living agents on the reference engine, collect their samples and verify every one",
     ),
     "engine": (_add_engine, _engine, "run the reference engine: a tiny model, for demos and tests"),
+    "engine check": (
+        _add_engine_check,
+        _engine_check,
+        "tell whether an engine or router sends what the recording needs (exit code 0: all of it, 1: not)",
+    ),
     "family check": (
         _add_family_check,
         _family_check,
         "tell at which boundaries a chat template is append-only (exit code 0: at all of them, 1: not)",
     ),
+    "replay": (
+        _add_replay,
+        _replay,
+        "assemble a session anew, and tell whether that is what was delivered "
+        "(exit code 0: it is, 1: it is not, 2: nothing to compare)",
+    ),
+    "export": (_add_export, _export, "write sessions to a file, to the byte"),
+    "import": (_add_import, _import, "write the sessions of a file to Redis, to the byte"),
     "config": (_add(options.ALL), _config, "print the effective settings, secrets masked"),
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
 from tokentape_contracts import limits
 from tokentape_contracts.http import MODES
 from tokentape_core.domain.match import MATCHERS
@@ -76,11 +77,42 @@ def _url(*schemes: str) -> Callable[[str], str]:
     return parse
 
 
+def _any_url(text: str) -> str:
+    if not urlsplit(text).scheme or not text.partition("://")[2]:
+        raise ValueError("must be a URL like file:///directory or s3://bucket/directory")
+    return text
+
+
 OPTIONS: Final[Mapping[str, Option]] = {
     "host": Option("address that the API listens on", "127.0.0.1", metavar="ADDRESS"),
     "port": Option("port that the API listens on", 8080, _at_least(0), metavar="PORT"),
     "engine-url": Option(
-        "base URL of the SGLang server or router, without /v1", parse=_url("http", "https"), metavar="URL"
+        "base URL of the engine or router, without /v1", parse=_url("http", "https"), metavar="URL"
+    ),
+    "engine": Option("what answers there", ENGINES[0], choices=ENGINES, metavar="|".join(ENGINES)),
+    "replay": Option(
+        "how routed experts are asked for: not at all, all rows with every turn, or only new rows",
+        REPLAY[0],
+        choices=REPLAY,
+        metavar="|".join(REPLAY),
+    ),
+    "replay-layers": Option(
+        "layers in the engine's routed_experts; needed with SGLang, whose payload does not say it",
+        parse=_at_least(1),
+        metavar="N",
+    ),
+    "replay-prefix": Option(
+        "of which turn a replay row is taken that several turns sent: the last one's, or that of the turn in "
+        "which its token was first read",
+        REPLAY_PREFIX[0],
+        choices=REPLAY_PREFIX,
+        metavar="|".join(REPLAY_PREFIX),
+    ),
+    "indexer-topk": Option(
+        "whether the sparse attention indexer's choices are asked for",
+        INDEXER_TOPK[0],
+        choices=INDEXER_TOPK,
+        metavar="|".join(INDEXER_TOPK),
     ),
     "tokenizer": Option(
         "the model's tokenizer: a directory, or a name that transformers can load", metavar="DIR_OR_NAME"
@@ -110,15 +142,23 @@ OPTIONS: Final[Mapping[str, Option]] = {
         "import path of the function that finishes a tree's samples, in place of the default", metavar="PATH"
     ),
     "workers": Option("assemblies that run at the same time", 1, _at_least(1), metavar="N"),
+    "archive-url": Option(
+        "where sealed sessions are copied to before they expire: a directory as fsspec understands it; "
+        "not at all without it",
+        parse=_any_url,
+        metavar="URL",
+    ),
     "engine-timeout-s": Option(
         "the longest generation, in seconds", limits.ENGINE_TIMEOUT_S, _seconds, metavar="SECONDS"
     ),
 }
 
+ENGINE: Final = ("engine-url", "engine", "replay", "replay-layers", "indexer-topk")
 API: Final = (
     "host",
     "port",
-    "engine-url",
+    *ENGINE,
+    "replay-prefix",
     "tokenizer",
     "chat-template",
     "family",
@@ -135,6 +175,7 @@ ASSEMBLER: Final = (
     "workers",
     "pick-hook",
     "finish-hook",
+    "archive-url",
 )
 ALL: Final = tuple(OPTIONS)
 
@@ -206,6 +247,22 @@ def required(settings: Mapping[str, Setting], *names: str) -> None:
 def values(settings: Mapping[str, Setting], names: Iterable[str]) -> dict[str, Any]:
     """The values by attribute name (`engine_url`), for a settings class."""
     return {name.replace("-", "_"): settings[name].value for name in names}
+
+
+def api_settings(settings: Mapping[str, Setting], names: Iterable[str] = API, **others: Any) -> ApiSettings:
+    """The settings of the API, which checks what one option needs of another.
+
+    Args:
+        names: the options that they are taken from.
+        others: attributes that do not come from an option.
+
+    Raises:
+        UsageError: two options do not fit each other.
+    """
+    try:
+        return ApiSettings(**values(settings, names), **others)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def flags(settings: Mapping[str, Setting], names: Iterable[str]) -> list[str]:

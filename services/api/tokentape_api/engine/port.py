@@ -1,12 +1,17 @@
 """The port to an inference engine."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol
 
 from tokentape_contracts.events import Ids
 from tokentape_core.domain.decide import Generation
+from tokentape_core.domain.replay import Rows
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+"""No replay payloads."""
 
 
 class EngineRefusal(Exception):
@@ -31,11 +36,26 @@ class Generated:
 
     Attributes:
         generation: what is recorded.
-        answer: the engine's JSON, for the client.
+        answer: the engine's JSON without the replay payloads, for the client.
+        replay: kind → rows, of the wanted payloads that the engine sent.
     """
 
     generation: Generation
     answer: dict[str, Any]
+    replay: Mapping[str, Rows] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A replay payload that is asked for.
+
+    Attributes:
+        start: position of the first row.
+        layers: `L` of its shape [N, L, K]; None if the engine says it.
+    """
+
+    start: int = 0
+    layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +67,31 @@ class Forwarded:
     body: AsyncIterator[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that the recording needs of the engine.
+
+    Attributes:
+        name: what was looked for.
+        state: what was found.
+        detail: one sentence: what came, and what to change if it is not ok.
+    """
+
+    name: str
+    state: Literal["ok", "missing", "wrong"]
+    detail: str
+
+
 class Engine(Protocol):
     """What the API needs of an inference engine."""
 
     async def generate(
-        self, session_id: str, prompt: Ids, request: Mapping[str, Any], headers: Mapping[str, str]
+        self,
+        session_id: str,
+        prompt: Ids,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        replay: Mapping[str, Wanted] = NOTHING,
     ) -> Generated:
         """Generates one turn from exactly these prompt tokens.
 
@@ -59,6 +99,8 @@ class Engine(Protocol):
             prompt: int32[P].
             request: the chat request without what the server owns.
             headers: the client's headers.
+            replay: kind (of `tokentape_core.domain.replay.KINDS`) → what is wanted of it; no other is asked
+                for, whatever the client sent.
 
         Raises:
             EngineRefusal: a status other than 200.
@@ -71,7 +113,14 @@ class Engine(Protocol):
         """Sends any other request on, to a path under the engine's base URL."""
 
     async def ready(self) -> None:
-        """Raises `EngineUnavailable` unless the engine says that it is healthy."""
+        """Raises `EngineUnavailable` or `EngineTimeout` unless the engine says that it is healthy."""
+
+    async def probe(self, wait_s: float) -> Sequence[Check] | None:
+        """What a tiny generation holds of all that the recording needs; None if it runs longer than `wait_s`.
+
+        A success is remembered until `ready` finds the engine unhealthy; a failure is not, so the call after
+        the one that reported it probes again. Concurrent calls share one generation.
+        """
 
     async def close(self) -> None:
         """Closes the connections."""

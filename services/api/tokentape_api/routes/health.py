@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokentape_api.engine import Engine
 from tokentape_api.responses import json_response
 from tokentape_api.services import Services
 from tokentape_contracts import limits
@@ -18,13 +20,29 @@ async def health(_: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Redis and the engine answer: requests may be sent here. 503 otherwise, with what does not."""
+    """Redis and the engine answer, and the engine sends what the recording needs: requests may be sent here.
+
+    503 otherwise, with what is not so. The engine is probed by the first call, in the background: until that
+    has passed, `checks.probe` holds what is missing or wrong, or says that it still runs.
+    """
     services: Services = request.app.state.services
-    checks = {"redis": services.store.ready(), "engine": services.engine.ready()}
-    states = await asyncio.gather(*map(_state, checks.values()))
-    report = dict(zip(checks, states, strict=True))
-    is_ready = all(state == "ok" for state in states)
-    return json_response({"ready": is_ready, "checks": report}, 200 if is_ready else 503)
+    redis, engine = await asyncio.gather(_state(services.store.ready()), _engine(services.engine))
+    checks = {"redis": redis, **engine}
+    is_ready = all(state == "ok" for state in checks.values())
+    return json_response({"ready": is_ready, "checks": checks}, 200 if is_ready else 503)
+
+
+async def _engine(engine: Engine) -> dict[str, Any]:
+    """Its health; and, if it is healthy and has not passed the probe, what the probe found."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    if (state := await _state(engine.ready())) != "ok":
+        return {"engine": state}
+    found = await engine.probe(max(0.0, began + limits.READY_TIMEOUT_S - clock()))
+    if found is None:
+        return {"engine": state, "probe": "the probe is still running"}
+    failed = [check for check in found if check.state != "ok"]
+    return {"engine": state, "probe": failed} if failed else {"engine": state}
 
 
 async def _state(check: Awaitable[None]) -> str:

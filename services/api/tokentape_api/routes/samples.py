@@ -1,9 +1,10 @@
 """`POST /sessions/{sid}/samples`: one request, one binary reply."""
 
 import time
+from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from tokentape_api.bodies import read_body
 from tokentape_api.services import Services
@@ -17,8 +18,10 @@ from tokentape_contracts.http import (
     SamplesRequest,
     choose_contract,
 )
-from tokentape_contracts.jobs import AssembleJob, JobResult
+from tokentape_contracts.jobs import AssembleJob, StoredResult
 from tokentape_contracts.samples import SUPPORTED_CONTRACTS
+
+_BINARY: Final = "application/octet-stream"
 
 
 async def collect_samples(request: Request) -> Response:
@@ -49,10 +52,15 @@ async def collect_samples(request: Request) -> Response:
         DIGEST_HEADER: f"sha-256={result.digest}",
         "Server-Timing": _server_timing(result, (time.perf_counter() - began) * 1000),
     }
-    return Response(result.payload, headers=headers, media_type="application/octet-stream")
+    if result.parts <= 1:
+        return Response(result.first, headers=headers, media_type=_BINARY)
+    # The length tells the client whether all parts came.
+    headers["Content-Length"] = str(result.size)
+    payload = services.collector.payload(job, result)
+    return StreamingResponse(payload, headers=headers, media_type=_BINARY)
 
 
-def _server_timing(result: JobResult, total_ms: float) -> str:
+def _server_timing(result: StoredResult, total_ms: float) -> str:
     """W3C Server-Timing, milliseconds; `queue` is what the worker's stages do not account for."""
     queue_ms = max(0.0, total_ms - sum(result.timing_ms.values()))
     stages = {"queue": queue_ms, **result.timing_ms}

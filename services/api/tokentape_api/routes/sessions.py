@@ -11,9 +11,10 @@ from starlette.responses import Response
 from tokentape_api.bodies import read_body
 from tokentape_api.responses import JSON, json_response
 from tokentape_api.services import Services
+from tokentape_api.settings import ApiSettings
 from tokentape_contracts import limits
 from tokentape_contracts.errors import SessionDeleted
-from tokentape_contracts.events import SessionOpened, SessionSealed
+from tokentape_contracts.events import ReplaySpec, SessionOpened, SessionSealed
 from tokentape_contracts.http import OpenRequest
 from tokentape_core.comparison import comparison
 from tokentape_core.domain import view
@@ -36,10 +37,24 @@ async def open_session(request: Request) -> Response:
         template=renderer.fingerprint,
         labels=wanted.labels,
         pins=wanted.pins,
+        replay=_replay(settings),
+        tenant="",
         opened_at=time.time(),
     )
     await services.store.open(session_id, opened)
     return json_response({"session_id": session_id})
+
+
+def _replay(settings: ApiSettings) -> dict[str, ReplaySpec]:
+    """Which replay rows the session's turns ask for. The indexer's always come whole."""
+    specs = {}
+    if settings.replay != "off":
+        specs["routed_experts"] = ReplaySpec(
+            rows=settings.replay, layers=settings.replay_layers, prefix=settings.replay_prefix
+        )
+    if settings.indexer_topk == "on":
+        specs["indexer_topk"] = ReplaySpec(rows="full", layers=None, prefix=settings.replay_prefix)
+    return specs
 
 
 async def get_session(request: Request) -> Response:

@@ -6,12 +6,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from tokentape_contracts.errors import HookFailed
 from tokentape_contracts.samples import Sample
 from tokentape_core.domain.path import Decode, path_sample
-from tokentape_core.domain.state import SessionState
+from tokentape_core.domain.replay import Stored
+from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.domain.tree import (
     DEFAULT_HOOKS,
     Hooks,
@@ -22,6 +24,8 @@ from tokentape_core.domain.tree import (
     leaves,
 )
 from tokentape_core.domain.view import Compare, mismatch, session_metadata
+
+NOTHING_STORED: Final[Stored] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +51,7 @@ def assemble(
     metadata: Mapping[str, Any] | None = None,
     hooks: Hooks = DEFAULT_HOOKS,
     compare: Compare | None = None,
+    stored: Stored = NOTHING_STORED,
 ) -> Assembly:
     """The samples of a session.
 
@@ -58,20 +63,31 @@ def assemble(
         max_seq_len: longest sample in tokens, prompt included.
         metadata: the agent's own, for the finish hook; a linear session's is applied by the driver.
         compare: compares a path's tokens with the chat template's rendering.
+        stored: the bytes of the replay rows of `replay_turns`.
 
     Raises:
         PrefixBroken: a turn's prompt does not begin with its parent's tokens.
         HookFailed: a hook raised or broke its contract.
+        ReplayBroken, StreamCorrupt: see `sample_rows`.
     """
     about = session_metadata(state, compare)
     if state.head is None:
         return Assembly([], about, "no_records")
     if state.opened.mode == "tree":
-        samples = _tree_samples(state, decode, max_seq_len, metadata or {}, hooks, compare)
+        samples = _tree_samples(state, decode, max_seq_len, metadata or {}, hooks, compare, stored)
     else:
-        built = path_sample(state.head.path, state.opened.max_trim_tokens, decode, max_seq_len)
+        built = path_sample(state.head.path, state.opened, decode, max_seq_len, stored)
         samples = [built[0]] if built else []
     return Assembly(samples, about, None if samples else "all_truncated")
+
+
+def replay_turns(state: SessionState) -> list[Turn]:
+    """The turns whose replay rows an assembly may need."""
+    if state.opened.mode == "tree":
+        turns: Sequence[Turn] = state.turns
+    else:
+        turns = state.head.path if state.head else ()
+    return [turn for turn in turns if turn.event.replay]
 
 
 def _tree_samples(
@@ -81,10 +97,11 @@ def _tree_samples(
     metadata: Mapping[str, Any],
     hooks: Hooks,
     compare: Compare | None,
+    stored: Stored,
 ) -> list[Sample]:
     items = []
     for leaf in _picked(leaves(state), hooks.pick):
-        built = path_sample(leaf.path, state.opened.max_trim_tokens, decode, max_seq_len)
+        built = path_sample(leaf.path, state.opened, decode, max_seq_len, stored)
         if built is not None:
             sample, spans = built
             sample.metadata["accumulated_token_ids"] = leaf.turn.tokens

@@ -19,7 +19,7 @@ from tokentape_contracts.errors import (
     SessionFull,
     TurnTruncated,
 )
-from tokentape_contracts.events import Floats, Ids, TurnRecorded
+from tokentape_contracts.events import Blob, Floats, Ids, TurnRecorded
 from tokentape_core.domain.match import Matcher, Message
 from tokentape_core.domain.state import SessionState, Turn
 
@@ -162,6 +162,7 @@ def record_turn(
     event_id: str,
     tools: list[Any] | None,
     request: Mapping[str, Any],
+    replay: Mapping[str, Blob],
     requested_at: float,
     committed_at: float,
 ) -> TurnRecorded:
@@ -171,6 +172,7 @@ def record_turn(
         keep: how many of the parent's tokens the prompt reused.
         suffix: int32[S], the prompt's other tokens.
         tools: the tools that were in force.
+        replay: what is stored of the engine's replay rows.
 
     Raises:
         PrefixBroken: the prompt would drop more of the parent's tokens than the family allows (INV-2).
@@ -202,6 +204,7 @@ def record_turn(
         request=request,
         reply=generation.reply,
         meta=generation.meta,
+        replay=replay,
         requested_at=requested_at,
         committed_at=committed_at,
     )

@@ -6,13 +6,12 @@ Three passes over the turns of a path:
    that the template renders again) is taken from that output, so that no token counts twice.
 2. *Truncate*, turn by turn and before merging: the first turn above `max_seq_len` loses output from its end;
    if its prompt alone does not fit it is dropped; later turns are dropped.
-3. *Merge* while the turn before is `completed`. Tokens between two outputs came from the environment: loss
-   mask 0, log-prob 0.0.
+3. *Merge* while the turn before is `completed` and no turn lacks replay rows that the one before had. Tokens
+   between two outputs came from the environment: loss mask 0, log-prob 0.0.
 
 Shapes: `T` tokens of the sample, `R` tokens of its response.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,8 +19,15 @@ from typing import Any, Final
 import numpy as np
 
 from tokentape_contracts.errors import PrefixBroken
-from tokentape_contracts.events import Ids
+from tokentape_contracts.events import Ids, ReplaySpec, SessionOpened
 from tokentape_contracts.samples import Sample, Status
+from tokentape_core.domain.counters import (
+    prefix_cache_info,
+    spec_info,
+    weight_version_spans,
+    weight_versions,
+)
+from tokentape_core.domain.replay import Stored, sample_rows
 from tokentape_core.domain.state import Turn
 
 Decode = Callable[[Ids], str]
@@ -33,30 +39,32 @@ _STATUS: Final = {
     "length": Status.TRUNCATED,
     "abort": Status.ABORTED,
 }
-_SPEC_COUNTERS: Final = {
-    "spec_num_correct_drafts": ("spec_num_correct_drafts", "spec_accept_token_num"),
-    "spec_num_proposed_drafts": ("spec_num_proposed_drafts", "spec_draft_token_num"),
-    "spec_verify_ct": ("spec_verify_ct",),
-}
-"""Our name of each speculative-decoding counter, and the names that SGLang gave it over time."""
 
 
 def path_sample(
-    path: Sequence[Turn], max_trim_tokens: int, decode: Decode, max_seq_len: int | None
+    path: Sequence[Turn], opened: SessionOpened, decode: Decode, max_seq_len: int | None, stored: Stored
 ) -> tuple[Sample, dict[int, slice]] | None:
     """The sample of one root-to-leaf path, and where each merged turn's output lies in its response.
 
     None if nothing of it fits into `max_seq_len`.
+
+    Args:
+        opened: how the session was opened.
+        stored: the bytes of the path's replay rows.
     """
-    pieces = _cut(path, max_trim_tokens)
+    pieces = _cut(path, opened.max_trim_tokens)
     if max_seq_len is not None:
         pieces = _truncate(pieces, max_seq_len)
     if not pieces:
         return None
-    merged = _mergeable(pieces)
+    merged = _mergeable(pieces, opened.replay)
     first = merged[0].start
     spans = {piece.turn.seq: slice(piece.start - first, piece.end - first) for piece in merged}
-    return _merge(merged, spans, decode), spans
+    sample = _merge(merged, spans, decode)
+    turns = [piece.turn for piece in merged]
+    for kind, spec in opened.replay.items():
+        setattr(sample, f"rollout_{kind}", sample_rows(turns, kind, spec, stored, len(sample.tokens)))
+    return sample, spans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,11 +122,13 @@ def _truncate(pieces: Sequence[_Piece], max_seq_len: int) -> list[_Piece]:
     return kept
 
 
-def _mergeable(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """The pieces up to the first that did not complete."""
+def _mergeable(pieces: Sequence[_Piece], replay: Mapping[str, ReplaySpec]) -> list[_Piece]:
+    """The pieces up to the first that did not complete, or before the first that lost its replay rows."""
+    full = [kind for kind, spec in replay.items() if spec.rows == "full"]
     merged = [pieces[0]]
     for piece in pieces[1:]:
-        if merged[-1].status is not Status.COMPLETED:
+        had, has = merged[-1].turn.event.replay, piece.turn.event.replay
+        if merged[-1].status is not Status.COMPLETED or any(k in had and k not in has for k in full):
             break
         _ensure_continues(merged[-1], piece)
         merged.append(piece)
@@ -148,16 +158,18 @@ def _merge(merged: Sequence[_Piece], spans: Mapping[int, slice], decode: Decode)
         loss_mask=mask,
         rollout_log_probs=logprobs,
         status=last.status,
-        weight_versions=[
-            str(version) for t in turns if (version := t.event.meta.get("weight_version")) is not None
-        ],
-        prefix_cache_info={
-            "cached_tokens": _total(turns, "cached_tokens"),
-            "total_prompt_tokens": _total(turns, "prompt_tokens"),
-        },
-        spec_info=_spec_info(turns),
-        metadata={"lifecycle": _lifecycle(turns)},
+        weight_versions=weight_versions(turns),
+        prefix_cache_info=prefix_cache_info(turns),
+        spec_info=spec_info(turns),
+        metadata={"lifecycle": _lifecycle(turns), **_version_spans(merged)},
     )
+
+
+def _version_spans(merged: Sequence[_Piece]) -> dict[str, Any]:
+    """`weight_version_spans`, in positions of the response; no key if no engine gave any."""
+    first = merged[0].start
+    spans = [s for p in merged for s in weight_version_spans(p.turn, p.size, p.start - first)]
+    return {"weight_version_spans": spans} if spans else {}
 
 
 def _ensure_continues(before: _Piece, after: _Piece) -> None:
@@ -171,33 +183,6 @@ def _ensure_continues(before: _Piece, after: _Piece) -> None:
             f"turn {after.turn.seq}: its prompt shares only {keep} of the {before.end} tokens of turn "
             f"{before.turn.seq}"
         )
-
-
-def _total(turns: Sequence[Turn], counter: str) -> int:
-    return sum(_number(turn.event.meta.get(counter)) or 0 for turn in turns)
-
-
-def _spec_info(turns: Sequence[Turn]) -> dict[str, int]:
-    """The sums of the counters that the engine sent; empty without speculative decoding."""
-    info: dict[str, int] = {}
-    if not any(key.startswith("spec_") for turn in turns for key in turn.event.meta):
-        return info
-    for name, spellings in _SPEC_COUNTERS.items():
-        values = [value for turn in turns if (value := _first(turn, spellings)) is not None]
-        if values:
-            info[name] = sum(values)
-    if info:
-        info["completion_tokens"] = sum(len(turn.event.output) for turn in turns)
-    return info
-
-
-def _first(turn: Turn, counters: Sequence[str]) -> int | None:
-    return next((v for name in counters if (v := _number(turn.event.meta.get(name))) is not None), None)
-
-
-def _number(counter: Any) -> int | None:
-    """A counter as the engine sent it; None if it is not a number: the tokens are right all the same."""
-    return int(counter) if isinstance(counter, int | float) and math.isfinite(counter) else None
 
 
 def _lifecycle(turns: Sequence[Turn]) -> dict[str, Any] | list[dict[str, Any]]:

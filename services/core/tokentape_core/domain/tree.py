@@ -100,7 +100,16 @@ def train_once(samples: Sequence[LeafSample], metadata: Mapping[str, Any]) -> No
 
 
 SERVER_KEYS: Final = frozenset(
-    {"accumulated_token_ids", "leaf", "lifecycle", "max_trim_tokens", "tito_session_mismatch", "tree"}
+    {
+        "accumulated_token_ids",
+        "counters",
+        "leaf",
+        "lifecycle",
+        "max_trim_tokens",
+        "tito_session_mismatch",
+        "tree",
+        "weight_version_spans",
+    }
 )
 """Metadata keys that the server owns, in a sample or for the whole session; an agent's are dropped."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentape_core.domain.counters import prefix_cache_info, spec_info
 from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.domain.tree import tables
 
@@ -17,13 +18,20 @@ def session_metadata(state: SessionState, compare: Compare | None = None) -> dic
     """What GET and every samples reply say about the whole session.
 
     `accumulated_token_ids`: int32[T], all tokens of the path to the newest turn. `max_trim_tokens`: how many
-    trailing tokens of a turn the next prompt may render anew. In tree mode also the `tree` tables.
+    trailing tokens of a turn the next prompt may render anew. `counters`: `generations`, `prefix_cache_info`
+    and `spec_info` over all turns, each counted once, whatever paths it is on. In tree mode also the `tree`
+    tables.
     `tito_session_mismatch`: what `compare` finds on that path; absent if that is unknown.
     """
     tokens = state.head.tokens if state.head else np.empty(0, np.int32)
     metadata: dict[str, Any] = {
         "accumulated_token_ids": tokens,
         "max_trim_tokens": state.opened.max_trim_tokens,
+        "counters": {
+            "generations": len(state.turns),
+            "prefix_cache_info": prefix_cache_info(state.turns),
+            "spec_info": spec_info(state.turns),
+        },
     }
     if state.opened.mode == "tree":
         metadata["tree"] = tables(state)

@@ -7,12 +7,13 @@ which Redis itself refuses every append.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 import redis.asyncio
+from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import (
@@ -22,6 +23,7 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
+    WatchError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -39,7 +41,8 @@ from tokentape_contracts.events import (
     encode,
 )
 from tokentape_core.domain.state import turn_id
-from tokentape_core.store.port import Entry, SeqTaken
+from tokentape_core.recording import Recording, part_names
+from tokentape_core.store.port import NO_BLOBS, Entry, SeqTaken, SessionExists
 
 _REFUSED: Final = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
 _UNWRITABLE: Final = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
@@ -48,6 +51,9 @@ _BACKOFF_BASE_S: Final = 0.02
 _SOCKET_TIMEOUT_S: Final = 5.0
 _INLINE_ENTRIES: Final = 32
 """A longer read is decoded in a thread: it delays nobody else on the event loop."""
+
+_PARTS_PER_READ: Final = 16
+_RESTORE_TRIES: Final = 5
 
 T = TypeVar("T")
 
@@ -143,9 +149,11 @@ class RedisStore:
         if outcome == "refused" and await self._uuid_at(session_id, OPENED_ID) != event.id:
             raise SeqTaken(f"session {session_id} exists")
 
-    async def append(self, session_id: str, seq: int, event: TurnRecorded) -> None:
+    async def append(
+        self, session_id: str, seq: int, event: TurnRecorded, blobs: Mapping[str, bytes] = NO_BLOBS
+    ) -> None:
         entry_id = turn_id(seq)
-        outcome = await self._add(session_id, entry_id, event)
+        outcome = await self._add(session_id, entry_id, event, blobs)
         if outcome == "missing":
             raise SessionNotFound("there is no such session")
         if outcome == "refused":
@@ -162,7 +170,11 @@ class RedisStore:
             raise SeqTaken(f"turn {seq} exists")
 
     async def seal(self, session_id: str, event: SessionSealed) -> None:
+        # Before the seal: a session that is sealed and not in the index would never be archived.
+        await self._index(session_id)
         if await self._add(session_id, SEALED_ID, event) == "missing":
+            async with redis_errors():
+                await self._client.zrem(keys.SEALED, session_id)
             raise SessionNotFound("there is no such session")
 
     async def read(
@@ -177,10 +189,74 @@ class RedisStore:
             return await asyncio.to_thread(_entries, rows)
         return _entries(rows)
 
+    async def read_blobs(
+        self, session_id: str, wanted: Sequence[tuple[TurnRecorded, str]]
+    ) -> dict[tuple[str, str], bytes]:
+        key = keys.blobs(session_id)
+        names = {(event.id, kind): part_names(event, kind) for event, kind in wanted}
+        flat = [name for parts in names.values() for name in parts]
+        found: dict[str, bytes | None] = {}
+        async with redis_errors():
+            for start in range(0, len(flat), _PARTS_PER_READ):
+                some = flat[start : start + _PARTS_PER_READ]
+                values = await self._client.hmget(key, some)  # type: ignore[misc]
+                found.update(zip(some, values, strict=True))
+        if gone := sorted(name for name, data in found.items() if data is None):
+            raise StreamCorrupt(f"replay rows are gone: {gone[0]}, and {len(gone) - 1} others")
+        return {blob: b"".join(found[name] or b"" for name in parts) for blob, parts in names.items()}
+
     async def tail(self, session_id: str) -> str | None:
         async with redis_errors():
             rows = await self._client.xrevrange(keys.events(session_id), count=1)
         return rows[0][0].decode() if rows else None
+
+    async def export(self, session_id: str) -> Recording | None:
+        blobs_key = keys.blobs(session_id)
+        blobs: dict[str, bytes] = {}
+        async with redis_errors():
+            # In this order: an audit entry names events that are there, and these name blobs that are.
+            audit = await self._client.xrange(keys.audit(session_id))
+            events = await self._client.xrange(keys.events(session_id))
+            names = sorted(await self._client.hkeys(blobs_key))  # type: ignore[misc]
+            for start in range(0, len(names), _PARTS_PER_READ):
+                some = names[start : start + _PARTS_PER_READ]
+                values = await self._client.hmget(blobs_key, some)  # type: ignore[misc]
+                blobs.update((name.decode("latin-1"), data) for name, data in zip(some, values, strict=True))
+        if not events or None in blobs.values() or await self.tail(session_id) is None:  # it may have expired
+            return None
+        return Recording(session_id, _raw(events), blobs, _raw(audit))
+
+    async def restore(self, recording: Recording) -> bool:
+        sid = recording.session_id
+        watched = [keys.events(sid), keys.blobs(sid), keys.audit(sid)]
+        async with redis_errors(), self._client.pipeline(transaction=True) as pipe:
+            for _ in range(_RESTORE_TRIES):
+                try:
+                    await pipe.watch(*watched)
+                    there = await self.export(sid)
+                    if there is not None:
+                        if not there.contains(recording):
+                            raise SessionExists(f"session {sid} is there already, with other content")
+                        return False
+                    self._write(pipe, recording)
+                    await pipe.execute()
+                    return True
+                except WatchError:  # another writer, or a lost connection: look again
+                    continue
+        raise StoreUnavailable(f"session {sid} could not be written: others write to it")
+
+    def _write(self, pipe: Pipeline, recording: Recording) -> None:
+        """The transaction that writes a session. What an expired one left over is replaced."""
+        sid = recording.session_id
+        pipe.multi()  # type: ignore[no-untyped-call]
+        pipe.delete(keys.blobs(sid), keys.audit(sid))
+        for key, entries in ((keys.events(sid), recording.events), (keys.audit(sid), recording.audit)):
+            for entry_id, fields in entries:
+                pipe.xadd(key, dict[Any, Any](fields), id=entry_id)
+        for name, data in recording.blobs.items():
+            pipe.hset(keys.blobs(sid), name.encode("latin-1"), data)  # type: ignore[arg-type]
+        for key in (keys.events(sid), keys.blobs(sid), keys.audit(sid)):
+            pipe.expire(key, self._retention_s)
 
     async def ready(self) -> None:
         async with redis_errors():
@@ -192,33 +268,67 @@ class RedisStore:
     async def close(self) -> None:
         await self._client.aclose()
 
+    async def _index(self, session_id: str) -> None:
+        """Adds a session to those that are to be archived.
+
+        Without an archive nobody takes them out again. What is older than twice the retention goes: the
+        sessions were gone after one, and a worker had another to say so.
+        """
+        now = time.time()
+        pipe = self._client.pipeline(transaction=False)
+        pipe.zadd(keys.SEALED, {session_id: now}, nx=True)
+        pipe.zremrangebyscore(keys.SEALED, "-inf", now - 2 * self._retention_s)
+        async with redis_errors():
+            await pipe.execute()
+
     async def _uuid_at(self, session_id: str, entry_id: str) -> str | None:
         async with redis_errors():
             rows = await self._client.xrange(keys.events(session_id), min=entry_id, max=entry_id)
         return decode(rows[0][1]).id if rows else None
 
     async def _add(
-        self, session_id: str, entry_id: str, event: Event
+        self, session_id: str, entry_id: str, event: Event, blobs: Mapping[str, bytes] = NO_BLOBS
     ) -> Literal["added", "missing", "refused"]:
         """One XADD, sent again on a lost connection; "refused" may then mean one's own earlier success.
 
         The time to live is set in the same round trip. A turn never shortens it (`GT`): one that comes late
-        must not cut the retention of a sealed stream.
+        must not cut the retention of a sealed stream. Blobs are written in the same transaction; those of a
+        refused event are named by no entry and expire with the session.
         """
-        key = keys.events(session_id)
+        key, blobs_key = keys.events(session_id), keys.blobs(session_id)
         fields: dict[Any, Any] = dict(encode(event))
         is_turn = isinstance(event, TurnRecorded)
         ttl_s = self._retention_s if isinstance(event, SessionSealed) else self._idle_s
-        pipe = self._client.pipeline(transaction=not is_turn)
+        pipe = self._client.pipeline(transaction=not is_turn or bool(blobs))
         pipe.xadd(key, fields, id=entry_id, nomkstream=not isinstance(event, SessionOpened))
         pipe.expire(key, ttl_s, gt=is_turn)
+        for kind, data in blobs.items():
+            for part, piece in enumerate(_parts(data)):
+                pipe.hset(blobs_key, keys.blob_part(event.id, kind, part), piece)  # type: ignore[arg-type]
+        if blobs:
+            pipe.expire(blobs_key, ttl_s, nx=True)
+        if not isinstance(event, SessionOpened):
+            pipe.expire(blobs_key, ttl_s, gt=is_turn)
+        if isinstance(event, SessionSealed):
+            pipe.expire(keys.audit(session_id), ttl_s)
         async with redis_errors():
-            added, _ = await pipe.execute(raise_on_error=False)
+            added, *rest = await pipe.execute(raise_on_error=False)
             if isinstance(added, ResponseError) and any(text in str(added) for text in _REFUSED):
                 return "refused"
-            if isinstance(added, Exception):
-                raise added
+            for outcome in (added, *rest):
+                if isinstance(outcome, Exception):
+                    raise outcome
         return "missing" if added is None else "added"
+
+
+def _parts(data: bytes) -> Iterator[memoryview]:
+    view = memoryview(data)
+    for start in range(0, len(view), limits.STORE_VALUE_BYTES):
+        yield view[start : start + limits.STORE_VALUE_BYTES]
+
+
+def _raw(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[tuple[str, dict[bytes, bytes]]]:
+    return [(entry_id.decode(), fields) for entry_id, fields in rows]
 
 
 def _entries(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Entry]:

@@ -1,0 +1,146 @@
+"""A running system to measure: processes on a server of their own, and sessions to collect."""
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.processes import fleet, free_port, wait_for
+from tokentape_cli.embedded import EmbeddedValkey
+from tokentape_contracts import limits
+from tokentape_contracts.events import ReplaySpec, SessionOpened, TurnRecorded
+from tokentape_core.domain.replay import Rows, deduplicate
+from tokentape_core.store import RedisStore, connect
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_engine.tokenizer import chat_template, small_tokenizer
+
+NEW_TOKENS = 514
+SAMPLED = 450
+"""Of the new tokens of a turn; the others came from the environment and the template."""
+LAYERS, TOPK, EXPERTS = 48, 8, 128
+"""The routing of a Qwen3-30B-A3B."""
+KIND = "routed_experts"
+SPEC = ReplaySpec(rows="incremental", layers=LAYERS, prefix="latest")
+WARM_UP = 5
+
+
+@dataclass
+class System:
+    """One API and one worker process on a server of their own."""
+
+    url: str
+    redis_url: str
+    pids: tuple[int, ...]
+    renderer: ChatRenderer
+
+    def record(self, turns: int, seed: int, *, replay: bool = False) -> str:
+        """Writes a session of so many turns, as the API would have; returns its URL."""
+        return asyncio.run(self._record(turns, seed, replay))
+
+    async def _record(self, turns: int, seed: int, replay: bool) -> str:
+        draw = np.random.default_rng(seed)
+        tokenizer = self.renderer.tokenizer
+        # As the template writes a turn without reasoning, so that the recording is what it would write.
+        think, end = tokenizer.encode("<think>\n\n</think>\n\n"), tokenizer.encode("<|im_end|>")
+        plain = SAMPLED - len(think) - len(end)
+        session_id = uuid.uuid4().hex
+        client = connect(self.redis_url)
+        store = RedisStore(client)
+        await store.open(
+            session_id,
+            SessionOpened(
+                id=uuid.uuid4().hex,
+                mode="linear",
+                matcher="strict",
+                family="qwen3",
+                max_trim_tokens=0,
+                template=self.renderer.fingerprint,
+                labels={},
+                pins={},
+                replay={KIND: SPEC} if replay else {},
+                tenant="",
+                opened_at=0.0,
+            ),
+        )
+        parent, answer = np.empty(0, np.int32), None
+        for seq in range(1, turns + 1):
+            # Without the lowest ids, single bytes: text is what a model mostly writes.
+            text = draw.integers(1000, 4000, plain).tolist()
+            output = [*think, *text, *end]
+            user = {"role": "user", "content": ""}
+            while len(suffix := self._suffix(parent, answer, user)) < NEW_TOKENS - SAMPLED:
+                user["content"] += " word"
+            answer = {"role": "assistant", "content": tokenizer.decode(text)}
+            start = max(len(parent) - 1, 0)
+            shape = (len(parent) + len(suffix) + SAMPLED - 1 - start, LAYERS, TOPK)
+            rows = Rows(start, draw.integers(0, EXPERTS, shape, np.uint8))
+            blob, data = deduplicate(rows, None, KIND, {}, limits.STORE_VALUE_BYTES)
+            event = TurnRecorded(
+                id=uuid.uuid4().hex,
+                parent=seq - 1,
+                keep=len(parent),
+                suffix=suffix,
+                output=np.array(output, np.int32),
+                logprobs=-draw.exponential(1.0, SAMPLED),
+                finish="stop",
+                response_id=f"r{seq}",
+                messages=[user, answer],
+                tools=None,
+                request={"temperature": 1.0},
+                reply={"choices": [{}]},
+                replay={KIND: blob} if replay else {},
+                meta={"prompt_tokens": len(parent), "cached_tokens": len(parent), "weight_version": "1"},
+                requested_at=float(seq),
+                committed_at=seq + 0.5,
+            )
+            await store.append(session_id, seq, event, {KIND: data} if replay else {})
+            parent = np.concatenate([parent, suffix, event.output])
+        await client.aclose()
+        return f"{self.url}/sessions/{session_id}"
+
+    def _suffix(
+        self, parent: NDArray[np.int32], answer: dict[str, str] | None, user: dict[str, str]
+    ) -> NDArray[np.int32]:
+        if answer is None:
+            return self.renderer.render([user])
+        return self.renderer.extend(parent, answer, [user]).suffix
+
+
+@contextmanager
+def system(*api_options: str) -> Iterator[System]:
+    """One API and one worker process, and an engine that costs nothing.
+
+    Args:
+        api_options: further options of the API.
+    """
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = chat_template("qwen3_training")
+    with tempfile.TemporaryDirectory() as directory, EmbeddedValkey() as valkey:
+        tokenizer.save_pretrained(f"{directory}/tokenizer")
+        folder, port = Path(directory), free_port()
+        renderer = ChatRenderer(Tokenizer(tokenizer), get_family("qwen3"))
+        with fleet(valkey.url, f"http://127.0.0.1:{port}", folder / "tokenizer", folder) as running:
+            (end,) = renderer.tokenizer.encode("<|im_end|>")
+            engine = running.start("engine", "benchmarks.engine", "--port", str(port), "--end", str(end))
+            wait_for(f"{running.engine_url}/health", engine)
+            api, url = running.api(*api_options)
+            assembler = running.assembler()
+            yield System(url, valkey.url, (api.process.pid, assembler.process.pid), renderer)
+
+
+def collect(client: httpx.Client, session: str, number: int) -> int:
+    """One collect that no earlier result can answer; the reply's bytes."""
+    reply = client.post(
+        f"{session}/samples", json={"max_seq_len": 1_000_000 + number}, headers={"Accept-Contract": "2"}
+    )
+    reply.raise_for_status()
+    return len(reply.content)

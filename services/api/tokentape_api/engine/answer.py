@@ -1,0 +1,250 @@
+"""What an engine's answer must hold, as rules of which each looks at one thing.
+
+A turn is recorded from an answer that keeps all of them (`Answer.generated`); the probe tries each for
+itself and reports every one. Shapes: `P` prompt tokens, `O` output tokens, `N` rows, `L` layers, `K` choices
+per token and layer.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokentape_api.engine.body import Body
+from tokentape_api.engine.payload import NewValues, Payload, PayloadInvalid
+from tokentape_api.engine.port import Generated, Wanted
+from tokentape_contracts.errors import EngineReplyInvalid, GenerationAborted
+from tokentape_contracts.events import Floats, Ids
+from tokentape_core.domain.decide import Generation
+from tokentape_core.domain.replay import KINDS, Rows
+
+
+class Problem(Exception):
+    """A rule that the answer breaks.
+
+    Args:
+        detail: which field, what came, and what to set on the engine.
+        is_missing: the field is not there at all.
+    """
+
+    def __init__(self, detail: str, *, is_missing: bool = False) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.is_missing = is_missing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """What an answer is an answer to: the prompt, int32[P], and the replay payloads that were asked for."""
+
+    prompt: Ids
+    replay: Mapping[str, Wanted]
+
+
+class Answer(ABC):
+    """A 200 answer.
+
+    Attributes:
+        body: the engine's JSON without the replay payloads.
+        choice: its one choice.
+
+    Raises:
+        EngineReplyInvalid: there is nothing to look at: no JSON object, or not exactly one choice.
+    """
+
+    new_values: ClassVar[NewValues]
+    """Makes what reads this engine's replay payloads."""
+    not_kept: ClassVar[frozenset[str]]
+    """Parts of a choice that the event holds elsewhere, or that follow from its tokens."""
+
+    def __init__(self, body: Body, sent: Sent) -> None:
+        parsed = body.parse()
+        if not isinstance(parsed, dict):
+            raise EngineReplyInvalid("the engine answered 200 with JSON that is not an object")
+        choices = parsed.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            raise EngineReplyInvalid("the engine's answer must have exactly one choice")
+        self.body: dict[str, Any] = parsed
+        self.choice: dict[str, Any] = choices[0]
+        self._sent = sent
+        self._output: Ids | None = None
+        self._payloads = self._take_payloads(body)
+        if body.unclaimed:
+            raise EngineReplyInvalid(
+                f"the engine's answer holds a long {body.unclaimed[0]} where none belongs: this version of "
+                "Tokentape does not know the engine, or the router before it"
+            )
+
+    def generated(self) -> Generated:
+        """The turn, if the answer keeps every rule.
+
+        Raises:
+            EngineReplyInvalid: the first rule that it breaks.
+            GenerationAborted: the engine interrupted the generation, as it does for a weight update.
+        """
+        try:
+            finish, message = self.finish(), self.message()
+            output, logprobs = self.output(), self.logprobs()
+            self.check_prompt()
+            replay = {kind: rows for kind in self._sent.replay if (rows := self.rows(kind)) is not None}
+        except Problem as problem:
+            raise EngineReplyInvalid(problem.detail) from problem
+        rest = {name: value for name, value in self.choice.items() if name not in self.not_kept}
+        generation = Generation(
+            output=output,
+            logprobs=logprobs,
+            finish=finish,
+            response_id=str(self.body.get("id", "")),
+            message=message,
+            reply={**self.kept(), "choices": [rest]},
+            meta=self.meta(),
+        )
+        return Generated(generation, self.body, replay)
+
+    def finish(self) -> str:
+        """The finish reason."""
+        finish = self.choice.get("finish_reason")
+        if not isinstance(finish, str):
+            raise Problem(f"choices[0].finish_reason must be a string, not {finish!r}")
+        if finish == "abort":
+            raise GenerationAborted(
+                "the engine interrupted the generation; nothing was recorded, send it again"
+            )
+        return finish
+
+    @abstractmethod
+    def message(self) -> dict[str, Any]:
+        """The assistant's message, as it is recorded."""
+
+    @abstractmethod
+    def check_prompt(self) -> None:
+        """The engine read the tokens that were sent, and no others."""
+
+    def output(self) -> Ids:
+        """int32[O], the sampled tokens, as many as the engine says that it sampled."""
+        if self._output is None:
+            self._output = self.read_output()
+        return self._output
+
+    @abstractmethod
+    def read_output(self) -> Ids:
+        """Reads what `output` returns."""
+
+    @abstractmethod
+    def raw_logprobs(self) -> Floats:
+        """float64[O], the log-probs of the sampled tokens, whatever they are."""
+
+    @abstractmethod
+    def meta(self) -> dict[str, Any]:
+        """The engine's counters."""
+
+    def kept(self) -> Mapping[str, Any]:
+        """The JSON without what the event holds elsewhere."""
+        return self.body
+
+    def layers(self, kind: str, wanted: Wanted) -> int | None:  # noqa: ARG002
+        """`L` of a payload without a header."""
+        return wanted.layers
+
+    @abstractmethod
+    def places(self) -> Iterator[dict[str, Any]]:
+        """The objects in which a replay payload may stand, the likeliest first."""
+
+    def logprobs(self) -> Floats:
+        """float64[O], the log-probs of the sampled tokens, all finite."""
+        logprobs = self.raw_logprobs()
+        if len(wrong := np.flatnonzero(~np.isfinite(logprobs))):
+            raise Problem(
+                f"the log-prob of output token {wrong[0]} is {logprobs[wrong[0]]}: look at the "
+                "model's dtype and quantisation"
+            )
+        return logprobs
+
+    def rows(self, kind: str) -> Rows | None:
+        """The rows of a wanted payload, one for each token that the engine read from the first wanted on.
+
+        None if the engine did not send it.
+        """
+        if (payload := self._payloads.get(kind)) is None:
+            return None
+        wanted = self._sent.replay[kind]
+        expected = len(self._sent.prompt) + len(self.output()) - 1 - wanted.start
+        try:
+            values, shape = payload.values()
+        except PayloadInvalid as problem:
+            raise Problem(f"{kind}: {expected} rows were expected, but it is {problem}") from problem
+        if shape is None:
+            shape = self._shape(kind, wanted, expected, len(values))
+        _check_shape(kind, shape, expected, wanted, len(values))
+        return Rows(wanted.start, values.reshape(shape))
+
+    def _shape(self, kind: str, wanted: Wanted, expected: int, count: int) -> tuple[int, ...]:
+        layers = self.layers(kind, wanted)
+        if layers is None:
+            raise Problem(
+                f"{kind} came without its number of layers ({kind}_num_layers), and none is set: use an "
+                "engine that sends it" + (", or set --replay-layers" if kind == "routed_experts" else "")
+            )
+        if expected <= 0:
+            raise Problem(f"{kind} has {count} values although no row was expected")
+        if count == 0 or count % (expected * layers):
+            raise Problem(
+                f"{kind} has {count} values, which is not {expected} rows of {layers} layers "
+                f"({_rows_and_start(expected, wanted)}): {_HINTS[kind]}"
+            )
+        return expected, layers, count // (expected * layers)
+
+    def _take_payloads(self, body: Body) -> dict[str, Payload]:
+        """Takes the payloads out of the JSON, the unwanted ones too; null and "" count as not sent."""
+        taken: dict[str, Payload] = {}
+        for place in self.places():
+            for kind in KINDS:
+                text = place.pop(kind, None)
+                if text is None or text == "":
+                    continue
+                payload = body.claim(kind, text if isinstance(text, str) else f"({type(text).__name__})")
+                if kind in self._sent.replay:
+                    taken.setdefault(kind, payload)
+        return taken
+
+
+_HINTS: Final[Mapping[str, str]] = {
+    "routed_experts": "--replay-layers must be the number of layers in the engine's payload (those without "
+    "experts may count too), and with --replay incremental the engine must know routed_experts_start_len",
+    "indexer_topk": "the engine's indexer_topk_num_layers does not fit its payload; update the engine",
+}
+
+
+def _check_shape(kind: str, shape: tuple[int, ...], expected: int, wanted: Wanted, count: int) -> None:
+    """Whether the shape is that of the wanted rows."""
+    if len(shape) != 3 or int(np.prod(shape)) != count:
+        raise Problem(f"{kind} says that its shape is {list(shape)}, and has {count} values")
+    if shape[0] != expected or not count:
+        raise Problem(
+            f"{kind} has shape {list(shape)}, but {_rows_and_start(expected, wanted)}: the engine's "
+            "version may be too old, or a router may cut it"
+        )
+    if wanted.layers is not None and shape[1] != wanted.layers:
+        raise Problem(f"{kind} has {shape[1]} layers, but --replay-layers is {wanted.layers}")
+
+
+def _rows_and_start(expected: int, wanted: Wanted) -> str:
+    return f"{expected} rows were expected from position {wanted.start} on"
+
+
+def token_ids(found: Any, field: str) -> Ids:
+    """int32[O] of a list of ids.
+
+    Raises:
+        Problem: it holds something else.
+    """
+    try:
+        ids: NDArray[Any] = np.asarray(found or np.empty(0, np.int64))
+    except (TypeError, ValueError) as error:
+        raise Problem(f"{field} holds something that is not a token id") from error
+    if ids.dtype.kind != "i" or ids.ndim != 1 or (len(ids) and not 0 <= ids.min() <= ids.max() < 2**31):
+        raise Problem(f"{field} holds something that is not a token id")
+    return ids.astype(np.int32)

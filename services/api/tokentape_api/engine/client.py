@@ -1,0 +1,195 @@
+"""The HTTP half of every engine adapter: connections, timeouts, errors, and answers of any size.
+
+An adapter adds what differs: which fields ask for a generation, and the rules of its answer.
+"""
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, ClassVar, Final, TypeVar
+
+import httpx
+import orjson
+
+from tokentape_api.engine import headers as proxy_headers
+from tokentape_api.engine.answer import Answer, Sent
+from tokentape_api.engine.body import Body
+from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Forwarded, Generated, Wanted
+from tokentape_api.engine.probe import Probe
+from tokentape_contracts import limits
+from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable
+from tokentape_contracts.events import Ids
+
+T = TypeVar("T")
+
+_PIECE: Final = 64 * 1024
+"""Bytes of an answer that are searched and decoded before the event loop turns."""
+_INLINE: Final = 64 * 1024
+"""An answer up to this size is parsed on the event loop, a larger one in a thread."""
+_RECEIVE_BUFFER: Final = 128 * 1024
+"""Of each connection. uvloop empties a socket without a pause: 6 MiB, which Linux allows by default, stop the
+loop for 20 ms."""
+
+
+class HttpEngine(ABC):
+    """The engine port over HTTP.
+
+    Args:
+        base_url: without `/v1`.
+        timeout_s: the longest generation.
+        replay: the payloads that turns will ask for, so that the probe asks for them too.
+        incremental: whether turns will ask for the rows from a later position on.
+        transport: replaces the network, for tests.
+    """
+
+    answer_class: ClassVar[type[Answer]]
+    dropped: ClassVar[frozenset[str]]
+    """Fields that are never forwarded from the client."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeout_s: float,
+        replay: Mapping[str, Wanted] = NOTHING,
+        incremental: bool = False,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._probe = Probe(self._ask, replay, incremental)
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=timeout_s),
+            transport=transport or _transport(),
+            trust_env=False,
+        )
+
+    @abstractmethod
+    def fields(self, prompt: Ids, replay: Mapping[str, Wanted]) -> dict[str, Any]:
+        """The fields of a request that are ours, whatever the client sent."""
+
+    async def generate(
+        self,
+        session_id: str,
+        prompt: Ids,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        replay: Mapping[str, Wanted] = NOTHING,
+    ) -> Generated:
+        return await self._exchange(session_id, Sent(prompt, replay), request, headers, Answer.generated)
+
+    @asynccontextmanager
+    async def forward(
+        self, session_id: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
+    ) -> AsyncIterator[Forwarded]:
+        url = httpx.URL(f"{self._base_url}/{path}", query=query.encode() or None)
+        sent = proxy_headers.to_engine(session_id, headers)
+        with _engine_errors(self._base_url):
+            async with self._client.stream(method, url, content=body, headers=sent) as response:
+                received = proxy_headers.to_client(session_id, self._base_url, response.headers)
+                yield Forwarded(response.status_code, received, response.aiter_bytes())
+
+    async def ready(self) -> None:
+        is_healthy = False
+        try:
+            with _engine_errors(self._base_url):
+                response = await self._client.get(f"{self._base_url}/health", timeout=limits.READY_TIMEOUT_S)
+            if response.status_code != 200:
+                raise EngineUnavailable(f"the engine's /health answers {response.status_code}")
+            is_healthy = True
+        finally:
+            if not is_healthy:
+                self._probe.forget()
+
+    async def probe(self, wait_s: float) -> Sequence[Check] | None:
+        return await self._probe.checks(wait_s)
+
+    async def close(self) -> None:
+        await self._probe.close()
+        await self._client.aclose()
+
+    async def _ask(self, session_id: str, sent: Sent, request: Mapping[str, Any]) -> Answer:
+        """An answer whose rules have not been checked."""
+        return await self._exchange(session_id, sent, request, {}, lambda answer: answer)
+
+    async def _exchange(
+        self,
+        session_id: str,
+        sent: Sent,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        use: Callable[[Answer], T],
+    ) -> T:
+        """Sends one request; what `use` makes of the answer."""
+        kept = {name: value for name, value in request.items() if name not in self.dropped}
+        content = orjson.dumps(
+            {**kept, **self.fields(sent.prompt, sent.replay)}, option=orjson.OPT_SERIALIZE_NUMPY
+        )
+        sent_headers = {
+            **proxy_headers.to_engine(session_id, headers),
+            "content-type": "application/json",
+            # A compressed answer would come in pieces of unknown size, and base64 is not worth it on a LAN.
+            "accept-encoding": "identity",
+        }
+        url = f"{self._base_url}/v1/chat/completions"
+        with _engine_errors(self._base_url):
+            # httpx's own timeouts begin anew with every chunk.
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._client.stream("POST", url, content=content, headers=sent_headers) as response,
+            ):
+                if response.status_code != 200:
+                    raise await _refusal(response)
+                body = Body(sent.replay, self.answer_class.new_values)
+                async for piece in _pieces(response):
+                    body.feed(piece)
+
+        def read() -> T:
+            return use(self.answer_class(body, sent))
+
+        return read() if body.size <= _INLINE else await asyncio.to_thread(read)
+
+
+def _transport() -> httpx.AsyncHTTPTransport:
+    connections = limits.ENGINE_CONNECTIONS
+    return httpx.AsyncHTTPTransport(
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)],
+        trust_env=False,
+    )
+
+
+async def _refusal(response: httpx.Response) -> EngineRefusal:
+    content = bytearray()
+    async for piece in _pieces(response):
+        content += piece
+        if len(content) > limits.ENGINE_REPLY_BYTES:
+            raise EngineReplyInvalid(f"the engine's answer is longer than {limits.ENGINE_REPLY_BYTES} bytes")
+    content_type = response.headers.get("content-type", "application/octet-stream")
+    return EngineRefusal(response.status_code, bytes(content), content_type)
+
+
+async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The body as it comes in, in small pieces; the loop turns between them."""
+    async for chunk in response.aiter_bytes():
+        for start in range(0, len(chunk), _PIECE):
+            if start:
+                await asyncio.sleep(0)
+            yield chunk[start : start + _PIECE]
+
+
+@contextmanager
+def _engine_errors(url: str) -> Iterator[None]:
+    """Maps what httpx raises: the one border where its errors become ours."""
+    try:
+        yield
+    except (httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ConnectError) as error:
+        raise EngineUnavailable(
+            f"the engine at {url} cannot be reached: {error or type(error).__name__}"
+        ) from error
+    except (httpx.TimeoutException, TimeoutError) as error:
+        raise EngineTimeout(f"the engine at {url} did not answer in time ({type(error).__name__})") from error
+    except httpx.TransportError as error:
+        raise EngineUnavailable(f"the engine at {url} broke off: {error or type(error).__name__}") from error
