@@ -13,17 +13,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.collect import collect_cpu, collect_latency
+from benchmarks.chat import chat_added, chat_cpu
+from benchmarks.collect import collect_cpu, collect_latency, collect_throughput
 from benchmarks.measure import Measurement
 from benchmarks.replay import replay_bytes
 from benchmarks.stall import loop_stall, replay_stall
+from benchmarks.storage import live_sessions, reply_bytes, store_bytes
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Measurement]]] = {
     "collect_cpu": collect_cpu,
-    "collect_latency": collect_latency,
     "loop_stall": loop_stall,
-    "replay_bytes": replay_bytes,
     "replay_stall": replay_stall,
+    "chat_cpu": chat_cpu,
+    "chat_added": chat_added,
+    "store_bytes": store_bytes,
+    "replay_bytes": replay_bytes,
+    "reply_bytes": reply_bytes,
+    "collect_latency": collect_latency,
+    "collect_throughput": collect_throughput,
+    "live_sessions": live_sessions,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -84,7 +84,9 @@ def main() -> None:
             Route("/health", _health),
         ]
     )
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    uvicorn.run(
+        app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False, timeout_keep_alive=60
+    )
 
 
 if __name__ == "__main__":

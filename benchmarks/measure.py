@@ -8,21 +8,26 @@ import psutil
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure, and the limit that it must keep, if there is one."""
+    """One figure, and the limit that it must keep, if there is one: at most, or at least, so much."""
 
     name: str
     value: float
     unit: str
     params: dict[str, Any] = field(default_factory=dict)
     at_most: float | None = None
+    at_least: float | None = None
 
     @property
     def met(self) -> bool | None:
-        return None if self.at_most is None else self.value <= self.at_most
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None if self.at_least is None else self.value >= self.at_least
 
     @property
     def limit_text(self) -> str:
-        return "" if self.at_most is None else f"≤ {self.at_most:g} {self.unit}"
+        if self.at_most is not None:
+            return f"≤ {self.at_most:g} {self.unit}"
+        return "" if self.at_least is None else f"≥ {self.at_least:g} {self.unit}"
 
     @property
     def verdict(self) -> str:
@@ -30,7 +35,8 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         line = {"name": self.name, "params": self.params, "value": round(self.value, 6), "unit": self.unit}
-        return line if self.at_most is None else {**line, "at_most": self.at_most, "met": self.met}
+        limit = {"at_most": self.at_most, "at_least": self.at_least, "met": self.met}
+        return {**line, **{name: value for name, value in limit.items() if value is not None}}
 
 
 def cpu_seconds(*pids: int) -> float:

@@ -24,7 +24,9 @@ def poll(url: str, seconds: float) -> list[float]:
             connection.sendall(request)
             answer = b""
             while not answer.endswith(b'{"status":"ok"}'):
-                answer += connection.recv(4096)
+                if not (received := connection.recv(4096)):
+                    raise ConnectionError("the server closed the connection")
+                answer += received
             times.append((time.perf_counter() - began) * 1000)
             time.sleep(max(0.0, INTERVAL_S - (time.perf_counter() - began)))
     return times

@@ -1,7 +1,10 @@
 """A running system to measure: processes on a server of their own, and sessions to collect."""
 
+import argparse
 import asyncio
+import inspect
 import tempfile
+import typing
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.support.processes import fleet, free_port, wait_for
 from tokentape_cli.embedded import EmbeddedValkey
-from tokentape_contracts import limits
+from tokentape_contracts import keys, limits
 from tokentape_contracts.events import ReplaySpec, SessionOpened, TurnRecorded
 from tokentape_core.domain.replay import Rows, deduplicate
 from tokentape_core.store import RedisStore, connect
@@ -39,6 +42,7 @@ class System:
 
     url: str
     redis_url: str
+    engine_url: str
     pids: tuple[int, ...]
     renderer: ChatRenderer
 
@@ -52,6 +56,8 @@ class System:
         # As the template writes a turn without reasoning, so that the recording is what it would write.
         think, end = tokenizer.encode("<think>\n\n</think>\n\n"), tokenizer.encode("<|im_end|>")
         plain = SAMPLED - len(think) - len(end)
+        # What a model writes is text: here the standard library's, from a random place on.
+        pool = tokenizer.encode(inspect.getsource(argparse) + inspect.getsource(typing))
         session_id = uuid.uuid4().hex
         client = connect(self.redis_url)
         store = RedisStore(client)
@@ -73,16 +79,16 @@ class System:
         )
         parent, answer = np.empty(0, np.int32), None
         for seq in range(1, turns + 1):
-            # Without the lowest ids, single bytes: text is what a model mostly writes.
-            text = draw.integers(1000, 4000, plain).tolist()
+            start = int(draw.integers(0, len(pool) - plain))
+            text = pool[start : start + plain]
             output = [*think, *text, *end]
             user = {"role": "user", "content": ""}
             while len(suffix := self._suffix(parent, answer, user)) < NEW_TOKENS - SAMPLED:
                 user["content"] += " word"
             answer = {"role": "assistant", "content": tokenizer.decode(text)}
-            start = max(len(parent) - 1, 0)
-            shape = (len(parent) + len(suffix) + SAMPLED - 1 - start, LAYERS, TOPK)
-            rows = Rows(start, draw.integers(0, EXPERTS, shape, np.uint8))
+            first = max(len(parent) - 1, 0)
+            shape = (len(parent) + len(suffix) + SAMPLED - 1 - first, LAYERS, TOPK)
+            rows = Rows(first, draw.integers(0, EXPERTS, shape, np.uint8))
             blob, data = deduplicate(rows, None, KIND, {}, limits.STORE_VALUE_BYTES)
             event = TurnRecorded(
                 id=uuid.uuid4().hex,
@@ -107,6 +113,19 @@ class System:
         await client.aclose()
         return f"{self.url}/sessions/{session_id}"
 
+    def copies(self, session: str, count: int) -> list[str]:
+        """So many sessions with the same events; their URLs."""
+        return asyncio.run(self._copies(session, count))
+
+    async def _copies(self, session: str, count: int) -> list[str]:
+        client = connect(self.redis_url)
+        dumped = await client.dump(keys.events(session.rpartition("/")[2]))
+        ids = [uuid.uuid4().hex for _ in range(count)]
+        for session_id in ids:
+            await client.restore(keys.events(session_id), limits.SESSION_IDLE_S * 1000, dumped)
+        await client.aclose()
+        return [f"{self.url}/sessions/{session_id}" for session_id in ids]
+
     def _suffix(
         self, parent: NDArray[np.int32], answer: dict[str, str] | None, user: dict[str, str]
     ) -> NDArray[np.int32]:
@@ -116,11 +135,12 @@ class System:
 
 
 @contextmanager
-def system(*api_options: str) -> Iterator[System]:
+def system(*api_options: str, engine_options: tuple[str, ...] = ()) -> Iterator[System]:
     """One API and one worker process, and an engine that costs nothing.
 
     Args:
         api_options: further options of the API.
+        engine_options: further options of `benchmarks.engine`.
     """
     tokenizer = small_tokenizer()
     tokenizer.chat_template = chat_template("qwen3_training")
@@ -130,17 +150,22 @@ def system(*api_options: str) -> Iterator[System]:
         renderer = ChatRenderer(Tokenizer(tokenizer), get_family("qwen3"))
         with fleet(valkey.url, f"http://127.0.0.1:{port}", folder / "tokenizer", folder) as running:
             (end,) = renderer.tokenizer.encode("<|im_end|>")
-            engine = running.start("engine", "benchmarks.engine", "--port", str(port), "--end", str(end))
+            engine = running.start(
+                "engine", "benchmarks.engine", "--port", str(port), "--end", str(end), *engine_options
+            )
             wait_for(f"{running.engine_url}/health", engine)
             api, url = running.api(*api_options)
             assembler = running.assembler()
-            yield System(url, valkey.url, (api.process.pid, assembler.process.pid), renderer)
+            pids = api.process.pid, assembler.process.pid
+            yield System(url, valkey.url, running.engine_url, pids, renderer)
 
 
-def collect(client: httpx.Client, session: str, number: int) -> int:
+def collect(client: httpx.Client, session: str, number: int, *, contract: int = 2) -> int:
     """One collect that no earlier result can answer; the reply's bytes."""
     reply = client.post(
-        f"{session}/samples", json={"max_seq_len": 1_000_000 + number}, headers={"Accept-Contract": "2"}
+        f"{session}/samples",
+        json={"max_seq_len": 1_000_000 + number},
+        headers={"Accept-Contract": str(contract)},
     )
     reply.raise_for_status()
     return len(reply.content)

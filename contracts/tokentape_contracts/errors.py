@@ -4,6 +4,8 @@
     ├── RequestError            the caller must change something
     │   ├── InvalidRequest          400  a body or a parameter is wrong
     │   ├── CannotExtend            400  the conversation does not continue the recording
+    │   ├── Unauthenticated         401  no token, or an unknown one
+    │   ├── Forbidden               403  the token's scopes do not allow it
     │   ├── SessionNotFound         404  no such session
     │   ├── SessionDeleted          404  the session was deleted
     │   ├── RouteNotFound           404  no such path
@@ -16,6 +18,7 @@
     │   ├── PrefixBroken            422  a turn's prompt does not begin with its parent's tokens
     │   └── ReplayBroken            422  the replay rows of a path do not meet
     ├── RetryableError          nothing is wrong with the request: send it again later
+    │   ├── TooManySessions         429  the tenant has as many open sessions as it may
     │   ├── AssemblyFailed          503  the worker's child process died
     │   ├── EngineUnavailable       503  the inference engine cannot be reached
     │   ├── GenerationAborted       503  the engine interrupted the generation
@@ -80,6 +83,14 @@ class CannotExtend(RequestError):
     code = "cannot_extend"
 
 
+class Unauthenticated(RequestError):
+    code = "unauthenticated"
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
+
+
 class SessionNotFound(RequestError):
     code = "session_not_found"
 
@@ -126,6 +137,10 @@ class ReplayBroken(RequestError):
 
 class RetryableError(TokentapeError):
     """Nothing is wrong with the request: it may be sent again."""
+
+
+class TooManySessions(RetryableError):
+    code = "too_many_sessions"
 
 
 class AssemblyFailed(RetryableError):
@@ -196,6 +211,8 @@ class Rule:
 TABLE: Mapping[type[TokentapeError], Rule] = {
     InvalidRequest: Rule(400, False, Actor.CALLER),
     CannotExtend: Rule(400, False, Actor.CALLER),
+    Unauthenticated: Rule(401, False, Actor.CALLER),
+    Forbidden: Rule(403, False, Actor.CALLER),
     SessionNotFound: Rule(404, False, Actor.CALLER),
     SessionDeleted: Rule(404, False, Actor.CALLER),
     RouteNotFound: Rule(404, False, Actor.CALLER),
@@ -207,6 +224,7 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     HookFailed: Rule(422, False, Actor.OPERATOR),
     PrefixBroken: Rule(422, False, Actor.CALLER),
     ReplayBroken: Rule(422, False, Actor.OPERATOR),
+    TooManySessions: Rule(429, True, Actor.NOBODY),
     AssemblyFailed: Rule(503, True, Actor.NOBODY),
     EngineUnavailable: Rule(503, True, Actor.OPERATOR),
     GenerationAborted: Rule(503, True, Actor.NOBODY),

@@ -25,6 +25,12 @@ CONTRACT_HEADER: Final = "Tokentape-Contract"
 DIGEST_HEADER: Final = "Tokentape-Digest"
 """Reply header: `sha-256=<hex>` of the body."""
 
+SCOPES: Final = ("agent", "driver", "admin")
+"""What a bearer token may be used for. `agent`: to chat in a session. `driver`: to open, collect, show and
+delete sessions. `admin`: everything, in the sessions of all tenants."""
+TOKEN_PREFIX: Final = "tt_"  # noqa: S105 - how tokens begin
+"""How a token begins, by which scanners of code and logs find one that leaked."""
+
 MODES: Final = ("linear", "tree")
 """`linear`: one path, one sample. `tree`: everything that was sampled is kept, one sample per kept leaf."""
 PIN_FIELDS: Final = frozenset(

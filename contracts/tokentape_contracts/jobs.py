@@ -4,7 +4,7 @@ Both are JSON and raw bytes, never pickle: whoever can write to Redis must not b
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -27,6 +27,7 @@ class AssembleJob:
         contract: version of the samples format.
         max_seq_len: longest sample in tokens, or None.
         metadata: the agent's own JSON object, or None.
+        trace: W3C Trace Context headers of the request that asks; no part of what the job is.
     """
 
     session_id: str
@@ -35,6 +36,7 @@ class AssembleJob:
     contract: int
     max_seq_len: int | None
     metadata: Mapping[str, Any] | None
+    trace: Mapping[str, str] | None = field(default=None, compare=False)
 
     @property
     def job_id(self) -> str:
@@ -42,7 +44,11 @@ class AssembleJob:
         return f"{self.session_id}:{self.tail}:{self.request}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without `trace` if there is none: a worker of an earlier version does not know it."""
+        fields = asdict(self)
+        if self.trace is None:
+            del fields["trace"]
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "AssembleJob":

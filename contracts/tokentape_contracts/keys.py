@@ -40,6 +40,11 @@ def waiters(session_id: str, request: str) -> str:
     return f"tt:{{{session_id}}}:waiters:{request}"
 
 
+def tenant(name: str) -> str:
+    """A sorted set: the open sessions of a tenant, scored by Unix seconds: until when each counts."""
+    return f"tt:tenant:{{{name}}}:sessions"
+
+
 def replies(api_id: str) -> str:
     """A stream: announcements for one API process."""
     return f"tt:replies:{api_id}"

@@ -14,6 +14,10 @@ SMALL_BODY_BYTES: Final = 1 * MiB
 """The body of `POST /sessions` and `POST …/samples`; above it `request_too_large`."""
 PROXY_BODY_BYTES: Final = 16 * MiB
 """A body that the catch-all forwards to the engine; above it `request_too_large`."""
+HEAD_BYTES: Final = MiB // 16
+"""A request's path, query and header lines; above it the answer is a plain 400 and the connection closes."""
+PROXY_TARGET_CHARS: Final = 8_192
+"""Path and query that the catch-all forwards, decoded; longer is `invalid_request`."""
 JSON_DEPTH: Final = 100
 """Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
 SESSION_ID_CHARS: Final = 64
@@ -26,6 +30,21 @@ SESSION_IDLE_S: Final = 6 * 3600
 """A session to which nothing was appended for so long expires."""
 RETENTION_S: Final = 24 * 3600
 """A deleted session's stream can be read for audits for this long."""
+SESSIONS_PER_TENANT: Final = 50_000
+"""Open sessions of one tenant, or of all callers where there are no tokens; one more is `too_many_sessions`.
+A session counts from its opening until it is deleted, and no longer than `SESSION_IDLE_S`."""
+SESSIONS_RETRY_AFTER_S: Final = 10
+"""`Retry-After` of `too_many_sessions`."""
+
+# Access
+TOKENS: Final = 1_000
+"""Entries of a tokens file, each of which a request's token is compared with; a longer file is refused."""
+TOKENS_FILE_BYTES: Final = 1 * MiB
+"""A tokens file; a larger one is refused before it is parsed."""
+TOKENS_RELOAD_S: Final = 2.0
+"""A tokens file that has changed counts after this long, at the next request."""
+TENANT_CHARS: Final = 64
+"""A tenant's or a token's name; a longer one is refused with the tokens file."""
 
 # API process
 SESSION_CACHE_BYTES: Final = 256 * MiB
@@ -39,6 +58,12 @@ REPLAY_BYTES: Final = 256 * MiB
 anything is stored."""
 ENGINE_CONNECTIONS: Final = 2048
 """Connections of one API process to the engine."""
+API_KEEP_ALIVE_S: Final = 75
+"""An idle client's connection is closed after this: later than common clients (5 s) and load balancers (60 s)
+drop theirs, so that no request meets a connection which is just being closed."""
+ENGINE_KEEP_ALIVE_S: Final = 2.0
+"""Idle connections to the engine are dropped before it drops them (uvicorn after 5 s): a chat that meets a
+connection which is just being closed is 503 `engine_unavailable`."""
 DRAIN_S: Final = 30
 """After SIGTERM an API process finishes its requests for at most this long; a worker finishes its jobs, each
 within `ASSEMBLY_TIMEOUT_S`."""

@@ -11,9 +11,9 @@ import. Contract 1 is the layout of the Miles session server, whose drivers igno
 unknown tensors.
 
 Contract 2 takes `accumulated_token_ids` out of the JSON: if it equals the only sample's `tokens` it is not
-sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T]. Replay rows, which are nearly
-all bytes of a mixture-of-experts sample, travel in the smallest of uint8, uint16 and int32 that holds them;
-the decoded value is int32 all the same.
+sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T]. A sample's token ids travel as
+int32 if they fit, and replay rows, which are nearly all bytes of a mixture-of-experts sample, in the smallest
+of uint8, uint16 and int32 that holds them; the decoded values are the same.
 
 Shapes: `T` tokens of a sample, `R` tokens of its response, `L` layers, `K` experts per token.
 """
@@ -34,8 +34,9 @@ SUPPORTED_CONTRACTS: Final = (1, 2)
 META: Final = "_samples_meta"
 ACCUMULATED: Final = "_accumulated_token_ids"
 
-NARROW: Final = tuple(map(np.dtype, ("u1", "<u2", "<i4")))
-"""The dtypes of replay rows in contract 2."""
+_IDS: Final[tuple[np.dtype[Any], ...]] = tuple(map(np.dtype, ("<i4", "<i8")))
+_ROWS: Final[tuple[np.dtype[Any], ...]] = tuple(map(np.dtype, ("u1", "<u2", "<i4")))
+"""The dtypes of token ids and of replay rows in contract 2."""
 
 
 class Status(StrEnum):
@@ -94,7 +95,7 @@ class Wire:
         carried: as a tensor of its own, or in the JSON.
         dtype: of the tensor on the wire.
         strict: the value must have that dtype already; others are converted if that changes no value.
-        narrow: from contract 2 on it travels in the smallest of `NARROW` that holds it.
+        narrow: the dtypes of which, from contract 2 on, it travels in the first that holds it.
         decoded: what the driver gets: a Python list or a numpy array.
         null: makes the decoded value of a field that is listed in `nulls`.
     """
@@ -102,19 +103,19 @@ class Wire:
     carried: Literal["tensor", "json"]
     dtype: np.dtype[Any] | None = None
     strict: bool = False
-    narrow: bool = False
+    narrow: tuple[np.dtype[Any], ...] = ()
     decoded: Literal["list", "array"] = "list"
     null: Callable[[], Any] = _nothing
 
 
 WIRE: Final[Mapping[str, Wire]] = {
-    "tokens": Wire("tensor", np.dtype("<i8"), null=list),
+    "tokens": Wire("tensor", np.dtype("<i8"), narrow=_IDS, null=list),
     "response": Wire("json"),
     "response_length": Wire("json"),
     "loss_mask": Wire("tensor", np.dtype("u1")),
     "rollout_log_probs": Wire("tensor", np.dtype("<f8")),
-    "rollout_routed_experts": Wire("tensor", np.dtype("<i4"), strict=True, narrow=True, decoded="array"),
-    "rollout_indexer_topk": Wire("tensor", np.dtype("<i4"), strict=True, narrow=True, decoded="array"),
+    "rollout_routed_experts": Wire("tensor", np.dtype("<i4"), strict=True, narrow=_ROWS, decoded="array"),
+    "rollout_indexer_topk": Wire("tensor", np.dtype("<i4"), strict=True, narrow=_ROWS, decoded="array"),
     "status": Wire("json"),
     "weight_versions": Wire("json"),
     "prefix_cache_info": Wire("json"),
@@ -181,7 +182,7 @@ def encode_samples(
                 nulls.append(name)
             else:
                 array = _wire_array(value, row, f"{name} of sample {i}")
-                tensors[f"{name}.{i}"] = _narrowed(array) if row.narrow and contract >= 2 else array
+                tensors[f"{name}.{i}"] = _narrowed(array, row) if contract >= 2 else array
         metas.append({**meta, "nulls": nulls})
     session = dict(session_metadata)
     if contract >= 2:
@@ -267,10 +268,10 @@ def _exact_array(value: Any, row: Wire, where: str) -> NDArray[Any]:
     return np.ascontiguousarray(wire)
 
 
-def _narrowed(array: NDArray[Any]) -> NDArray[Any]:
-    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    fits = (dtype for dtype in NARROW if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
-    return array.astype(next(fits), copy=False)
+def _narrowed(array: NDArray[Any], row: Wire) -> NDArray[Any]:
+    low, high = (int(array.min()), int(array.max())) if row.narrow and array.size else (0, 0)
+    fits = (dtype for dtype in row.narrow if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    return array.astype(next(fits, array.dtype), copy=False)
 
 
 def _read_meta(tensor: NDArray[Any] | None) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]], contract: 
         elif name in nulls:
             values[name] = row.null()
         else:
-            allowed = NARROW if row.narrow and contract >= 2 else (row.dtype,)
+            allowed = (row.narrow or (row.dtype,)) if contract >= 2 else (row.dtype,)
             values[name] = _read_tensor(tensors.pop(f"{name}.{i}", None), row, allowed, f"{name} {where}")
     return values
 
@@ -336,6 +337,8 @@ def _read_tensor(
     if array.dtype not in allowed:
         known = " or ".join(map(str, allowed))
         raise MalformedSamples(f"{where} must have dtype {known}, not {array.dtype}")
+    if row.decoded == "list" and array.ndim != 1:
+        raise MalformedSamples(f"{where} must have one dimension, not shape {list(array.shape)}")
     return array.tolist() if row.decoded == "list" else array.astype(row.dtype, copy=False)
 
 

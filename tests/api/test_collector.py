@@ -220,3 +220,26 @@ async def test_a_server_that_goes_away_on_the_way(
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await anext(parts)
     server.connected = True
+
+
+async def test_a_deadline_says_at_which_stage(collector: Collector, worker: ArqRedis) -> None:
+    """Past the deadline the error says whether a worker had the job, so that one knows where to look."""
+    with pytest.raises(DeadlineExceeded, match="no worker had taken the job, one of 1"):
+        await collector.collect(JOB, 0.2)
+    await worker.set(f"arq:in-progress:{JOB.job_id}", b"1")
+    with pytest.raises(DeadlineExceeded, match="still assembling"):
+        await collector.collect(JOB, 0.2)
+
+
+async def test_a_client_that_is_gone_waits_no_more(collector: Collector, worker: ArqRedis) -> None:
+    """A cancelled request is no waiter any more, unless an equal one of this process still waits."""
+    waiters = keys.waiters(JOB.session_id, JOB.request)
+    first, second = (asyncio.create_task(collector.collect(JOB, 10)) for _ in range(2))
+    await until_queued(worker)
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.wait({first})
+    assert await worker.zcard(waiters) == 1
+    second.cancel()
+    await asyncio.wait({second})
+    assert await worker.zcard(waiters) == 0

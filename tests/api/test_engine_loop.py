@@ -91,4 +91,4 @@ async def test_the_loop_goes_on(engine_url: str) -> None:
     assert (values == 7).all()
     # Other processes of the machine take the loop's turns too: a few late ones are theirs.
     assert len(waits) > 50
-    assert sorted(waits)[-3] < 0.05
+    assert sorted(waits)[-3] < 0.15

@@ -33,9 +33,9 @@ EVERY = [
 async def probe(engine: ScriptedEngine, **settings: Any) -> list[Check]:
     """The lines about this engine, in the way that `settings` would use it."""
     made = connect_engine(
-        ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", **{**ALL, **settings})
+        ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", **{**ALL, **settings}),
+        httpx.MockTransport(engine.handle),
     )
-    made._client = httpx.AsyncClient(transport=httpx.MockTransport(engine.handle))
     try:
         return list(await made.probe(10.0) or [])
     finally:

@@ -161,10 +161,11 @@ class Server:
 
 
 RUN = """
-import json, logging, sys
+import json, sys
 from tokentape_assembler.run import run
 from tokentape_assembler.settings import AssemblerSettings
-logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+from tokentape_core import logs
+logs.configure("json")
 sys.exit(run(AssemblerSettings(**json.loads(sys.argv[1]))))
 """
 
@@ -178,7 +179,7 @@ class WorkerProcess:
 
     @classmethod
     def start(
-        cls, folder: Path, url: str, tokenizer: Path, workers: int = 1, **others: str
+        cls, folder: Path, url: str, tokenizer: Path, workers: int = 1, **others: Any
     ) -> "WorkerProcess":
         settings = json.dumps({"redis_url": url, "tokenizer": str(tokenizer), "workers": workers, **others})
         log_file = folder / f"worker-{os.urandom(4).hex()}.log"
@@ -191,6 +192,12 @@ class WorkerProcess:
     @property
     def log(self) -> str:
         return self.log_file.read_text()
+
+    @property
+    def jobs(self) -> list[dict[str, Any]]:
+        """The lines of its jobs."""
+        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == "job"]
 
     @property
     def child(self) -> psutil.Process:

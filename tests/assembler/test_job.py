@@ -88,6 +88,18 @@ async def test_a_later_deadline_joins(fake: redis.asyncio.Redis) -> None:
     assert not await fake.exists(keys.replies("api-1"))
 
 
+async def test_a_waiter_that_gives_up(fake: redis.asyncio.Redis) -> None:
+    """The worker is free about a second after the last client has gone, long before the deadline."""
+    await _wait(fake, "api-1", 60)
+    stub = Stub(takes_s=30)
+    run = asyncio.create_task(JobRunner(fake, stub).run(FIRST, ASKED.to_json()))
+    await asyncio.sleep(0.05)
+    await fake.zrem(keys.waiters(SID, ASKED.request), "api-1")
+    async with asyncio.timeout(limits.WAIT_SLICE_S + 1):
+        await run
+    assert stub.cancelled
+
+
 async def test_a_stored_result_is_only_announced(fake: redis.asyncio.Redis) -> None:
     """A job that a worker finished but could not announce is not assembled a second time."""
     fields = {name: bytes(value) for name, value in JobResult(b"payload", "digest", {}).to_hash()}

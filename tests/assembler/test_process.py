@@ -32,7 +32,7 @@ async def test_a_session_becomes_samples(start_worker: Start, tokenizer: Path, a
     assert result is not None
     (sample,) = decode_samples(result.payload, contract=2).samples
     assert sample["response"] == Tokenizer.load(str(tokenizer)).decode(sample["tokens"][3:])
-    assert worker.log.count("outcome=stored") == 1
+    assert [line["outcome"] for line in worker.jobs] == ["stored"]
 
 
 async def test_a_child_is_killed(start_worker: Start, api: Api) -> None:
@@ -59,7 +59,7 @@ async def test_a_deadline_frees_the_worker(start_worker: Start, api: Api) -> Non
     child.suspend()
     await api.ask(asked, deadline_s=0.5)
     await until(lambda: not child.is_running(), timeout_s=2.5)
-    await until(lambda: "outcome=dropped" in worker.log)
+    await until(lambda: "dropped" in [line["outcome"] for line in worker.jobs])
     assert await api.result(asked) is None
     await api.ask_anew(asked)
     assert (await api.heard())["outcome"] == "stored"
@@ -78,7 +78,7 @@ async def test_a_worker_is_killed(start_worker: Start, api: Api) -> None:
     victim.kill()
     assert (await api.heard())["outcome"] == "stored"
     assert await api.result(asked) is not None
-    await until(lambda: "outcome=stored detail='' try=2" in heir.log)
+    await until(lambda: ("stored", 2) in [(line["outcome"], line["try"]) for line in heir.jobs])
 
 
 async def test_no_orphans(start_worker: Start, api: Api) -> None:

@@ -52,7 +52,7 @@ def test_codes_are_distinct_and_say_their_class() -> None:
     ("family", "statuses", "retryable", "actors"),
     [
         (RequestError, range(400, 500), False, {Actor.CALLER, Actor.OPERATOR}),
-        (RetryableError, (503, 504), True, {Actor.NOBODY, Actor.OPERATOR}),
+        (RetryableError, (429, 503, 504), True, {Actor.NOBODY, Actor.OPERATOR}),
         (ServerFault, (500, 502), False, {Actor.OPERATOR, Actor.MAINTAINER}),
     ],
 )

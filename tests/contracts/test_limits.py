@@ -1,4 +1,4 @@
-"""Every bound has an explanation and a use."""
+"""Every bound has an explanation, a use, and tests at its edge and beyond."""
 
 import ast
 import itertools
@@ -51,3 +51,123 @@ def test_limits_fit_each_other() -> None:
     assert limits.SMALL_BODY_BYTES <= limits.CHAT_BODY_BYTES
     assert limits.COLLECT_DEADLINE_S < limits.RESULT_TTL_S
     assert limits.SESSION_IDLE_S <= limits.RETENTION_S
+
+
+A, S, W, D, C = "tests/api/", "tests/store_contract/", "tests/assembler/", "tests/driver/", "tests/contracts/"
+TESTS: dict[str, tuple[str, str]] = {
+    "CHAT_BODY_BYTES": (f"{A}test_refusals.py::test_oversized_body",) * 2,
+    "SMALL_BODY_BYTES": (f"{A}test_limits.py::test_small_bodies",) * 2,
+    "PROXY_BODY_BYTES": (f"{A}test_limits.py::test_forwarded_bodies",) * 2,
+    "PROXY_TARGET_CHARS": (f"{A}test_limits.py::test_forwarded_targets",) * 2,
+    "HEAD_BYTES": ("tests/fuzz/test_proxy.py::test_heads",) * 2,
+    "JSON_DEPTH": (
+        f"{C}test_http.py::test_a_body_may_nest_up_to_the_limit",
+        f"{C}test_http.py::test_a_body_that_is_no_object_is_refused",
+    ),
+    "SESSION_ID_CHARS": (f"{A}test_limits.py::test_session_ids",) * 2,
+    "TURNS_PER_SESSION": (f"{A}test_refusals.py::test_session_full",) * 2,
+    "SESSION_IDLE_S": (
+        f"{S}test_limits.py::test_the_defaults_are_the_limits",
+        f"{S}test_limits.py::test_an_idle_session_is_gone_after_its_time",
+    ),
+    "RETENTION_S": (
+        f"{S}test_limits.py::test_the_defaults_are_the_limits",
+        f"{S}test_limits.py::test_a_deleted_session_is_gone_after_the_retention",
+    ),
+    "SESSIONS_PER_TENANT": (f"{S}test_tenants.py::test_as_many_as_the_limit",) * 2,
+    "TOKENS": (f"{A}test_auth.py::test_file_limits",) * 2,
+    "TOKENS_FILE_BYTES": (f"{A}test_auth.py::test_file_limits",) * 2,
+    "TENANT_CHARS": (f"{A}test_auth.py::test_file_limits",) * 2,
+    "TOKENS_RELOAD_S": (f"{A}test_auth.py::test_a_changed_file_counts_after_a_moment",) * 2,
+    "SESSION_CACHE_BYTES": (f"{A}test_limits.py::test_the_cache_of_sessions",) * 2,
+    "ENGINE_TIMEOUT_S": (
+        f"{A}test_limits.py::test_the_default_of_a_generation",
+        f"{A}test_limits.py::test_a_generation",
+    ),
+    "ENGINE_REPLY_BYTES": (
+        f"{A}test_payload.py::test_the_answers_limit_holds_while_it_comes_in",
+        f"{A}test_limits.py::test_a_refusal_of_the_engine",
+    ),
+    "REPLAY_BYTES": (f"{A}test_payload.py::test_too_large_a_payload_is_not_decoded",) * 2,
+    "ENGINE_CONNECTIONS": (f"{A}test_limits.py::test_connections_to_the_engine",) * 2,
+    "ENGINE_KEEP_ALIVE_S": (f"{A}test_limits.py::test_idle_connections_to_the_engine",) * 2,
+    "API_KEEP_ALIVE_S": ("tests/integration/test_limits.py::test_idle_connections",) * 2,
+    "DRAIN_S": ("tests/integration/test_limits.py::test_draining",) * 2,
+    "STORE_RETRY_S": (
+        f"{S}test_faults.py::test_a_command_waits_for_a_server_that_comes_back",
+        f"{S}test_limits.py::test_connections",
+    ),
+    "STORE_CONNECTIONS": (f"{S}test_limits.py::test_connections",) * 2,
+    "STORE_VALUE_BYTES": (f"{A}test_collector.py::test_all_parts_in_order",) * 2,
+    "RENDER_INLINE_CHARS": (f"{A}test_limits.py::test_text_that_is_rendered_inline",) * 2,
+    "READY_TIMEOUT_S": (f"{A}test_limits.py::test_readiness",) * 2,
+    "PROBE_TIMEOUT_S": (f"{A}test_limits.py::test_the_probe",) * 2,
+    "COLLECT_DEADLINE_S": (
+        f"{A}test_limits.py::test_deadlines_of_a_collect",
+        f"{A}test_refusals.py::test_deadline",
+    ),
+    "COLLECT_DEADLINE_MAX_S": (
+        f"{C}test_http.py::test_the_longest_deadline_is_allowed",
+        f"{A}test_refusals.py::test_bad_samples_body",
+    ),
+    "QUEUE_DEPTH": (f"{A}test_limits.py::test_the_queue",) * 2,
+    "RESULT_TTL_S": (f"{W}test_limits.py::test_a_result_expires",) * 2,
+    "ASSEMBLY_TIMEOUT_S": (f"{W}test_limits.py::test_one_assembly",) * 2,
+    "WAIT_SLICE_S": (f"{A}test_limits.py::test_a_waiting_collect_looks_again",) * 2,
+    "LEASE_S": (
+        f"{W}test_worker.py::test_a_lease_is_renewed",
+        f"{W}test_process.py::test_a_worker_is_killed",
+    ),
+    "REPLY_STREAM_LENGTH": (
+        f"{W}test_limits.py::test_a_few_announcements_are_all_kept",
+        f"{W}test_limits.py::test_announcements_are_bounded",
+    ),
+    "REPLY_STREAM_S": (f"{W}test_limits.py::test_announcements_are_bounded",) * 2,
+    "JOB_TRIES": (f"{W}test_limits.py::test_tries",) * 2,
+    "QUEUE_READ": (f"{W}test_limits.py::test_entries_of_the_queue",) * 2,
+    "CHILD_START_S": (f"{W}test_limits.py::test_the_start_of_a_child",) * 2,
+    "AUDIT_ENTRIES": (
+        f"{W}test_limits.py::test_the_audit_keeps_its_entries",
+        f"{W}test_audit.py::test_the_audit_is_bounded",
+    ),
+    "ARCHIVE_EVERY_S": (f"{W}test_limits.py::test_the_archiver_comes_round",) * 2,
+    "ARCHIVE_SESSIONS": (f"{W}test_archive.py::test_a_round_is_bounded",) * 2,
+    "ARCHIVE_AFTER_S": (f"{W}test_archive.py::test_a_session_waits_for_its_last_collects",) * 2,
+    "ARCHIVE_LEASE_S": (
+        f"{W}test_archive.py::test_sealed_sessions_are_archived",
+        f"{W}test_archive.py::test_an_archive_that_hangs",
+    ),
+    "DRIVER_OPEN_S": (f"{D}test_limits.py::test_opening",) * 2,
+    "DRIVER_COLLECT_S": (
+        f"{D}test_collect.py::test_default_deadlines_fit",
+        f"{D}test_limits.py::test_collecting",
+    ),
+    "DRIVER_HEAD_START": (f"{D}test_limits.py::test_the_servers_head_start",) * 2,
+    "DRIVER_HEAD_START_MAX_S": (f"{D}test_limits.py::test_the_servers_head_start",) * 2,
+    "DRIVER_DELETE_S": (f"{D}test_limits.py::test_deleting",) * 2,
+    "DRIVER_KEEP_ALIVE_S": (f"{D}test_limits.py::test_idle_connections",) * 2,
+    "DRIVER_QUOTED_BODY_CHARS": (f"{D}test_limits.py::test_a_quoted_body",) * 2,
+    "DRIVER_AGENT_ERROR_CHARS": (f"{D}test_limits.py::test_an_agents_error",) * 2,
+}
+"""Bound → the test at its edge, where all is well, and the test beyond it. Often they are one."""
+
+SENT: dict[str, str] = {
+    "QUEUE_RETRY_AFTER_S": f"{A}test_limits.py::test_a_full_queue_says_when_to_come_again",
+    "SESSIONS_RETRY_AFTER_S": f"{A}test_limits.py::test_sessions_of_a_tenant",
+}
+"""Numbers that are only said to somebody, and so have no edge."""
+
+
+def test_every_limit_has_tests() -> None:
+    """A new bound needs tests, or a reason why there can be none."""
+    assert TESTS.keys() | SENT.keys() == set(NAMES)
+    assert not TESTS.keys() & SENT.keys()
+
+
+def test_the_tests_of_the_limits_are_there() -> None:
+    """Each test that a bound names exists."""
+    named = {test for pair in TESTS.values() for test in pair} | set(SENT.values())
+    for path in sorted({test.partition("::")[0] for test in named}):
+        body = ast.parse((ROOT / path).read_text()).body
+        functions = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert {test.partition("::")[2] for test in named if test.startswith(path)} <= functions, path

@@ -325,16 +325,24 @@ def test_contract_2_chooses_the_dtype_for_each_tensor() -> None:
 
 
 def test_contract_2_narrows_nothing_else() -> None:
-    """Small tokens stay int64, log-probs float64, and a reader takes them in no other dtype."""
+    """Log-probs stay float64, the session's tokens int64, and a reader takes tokens in no other dtype."""
     content, tensors = unpack(encode_samples([sample()], session([1]), contract=2))
     assert {name: str(tensor.dtype) for name, tensor in tensors.items()} == {
-        "tokens.0": "int64",
+        "tokens.0": "int32",
         "loss_mask.0": "uint8",
         "rollout_log_probs.0": "float64",
         ACCUMULATED: "int64",
     }
     with pytest.raises(MalformedSamples, match="tokens of sample 0"):
         decode_samples(pack(content, {**tensors, "tokens.0": tensors["tokens.0"].astype("u1")}), contract=2)
+
+
+@pytest.mark.parametrize(("token", "dtype"), [(2**31 - 1, "int32"), (2**31, "int64"), (-(2**31), "int32")])
+def test_contract_2_narrows_token_ids_that_fit(token: int, dtype: str) -> None:
+    """Ids travel as int32 as long as none is changed, and come back as they were."""
+    payload = encode_samples([sample(tokens=np.array([1, 2, 3, 4, token]))], session(), contract=2)
+    assert str(unpack(payload)[1]["tokens.0"].dtype) == dtype
+    assert decode_samples(payload, contract=2).samples[0]["tokens"] == [1, 2, 3, 4, token]
 
 
 @pytest.mark.parametrize("array", [np.asfortranarray(EXPERTS), EXPERTS[::-1], EXPERTS[:, ::-1] + 300])
@@ -440,7 +448,7 @@ def test_a_payload_of_the_other_version_is_refused() -> None:
     """Contract 1 is not read as 2, where the session's tokens would be taken from the sample."""
     with pytest.raises(MalformedSamples, match="not contract 2"):
         decode_samples(encode_samples([sample()], session([1])), contract=2)
-    with pytest.raises(MalformedSamples, match=ACCUMULATED):
+    with pytest.raises(MalformedSamples, match="tokens of sample 0 must have dtype int64"):
         decode_samples(encode_samples([sample()], session([1]), contract=2), contract=1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import DOCS, PAGES, ROOT, anchors, blocks, links, name_of
-from tokentape_cli.main import build_parser
+from tokentape_cli.main import build_parser, joined
 
 COMMANDS = [block for page in PAGES for block in blocks(page, "sh")]
 
@@ -48,7 +48,7 @@ def test_commands_are_right(block: object) -> None:
     """Every `tokentape …` line of a shell block is a command line that the command takes."""
     for line in block.code.splitlines():  # type: ignore[attr-defined]
         program, *arguments = (
-            shlex.split(line.partition("#")[0], posix=True) if "tokentape " in line else [""]
+            shlex.split(re.split(r"#| >", line)[0], posix=True) if "tokentape " in line else [""]
         )
         if program.rpartition("/")[2] == "tokentape":
-            assert build_parser().parse_args(arguments).command == arguments[0]
+            assert build_parser().parse_args(joined(arguments)).command == joined(arguments)[0]

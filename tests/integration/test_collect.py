@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts.samples import decode_samples
+from tokentape_core.store import connect
 from tokentape_driver import RolloutSample, TokentapeClient
 
 USER = {"role": "user", "content": "Hello"}
@@ -144,6 +145,25 @@ async def test_delete_cannot_race_a_collect(
         assert len(decode_samples(reply.content).samples[0]["metadata"]["lifecycle"]) == 3
     else:
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "session_deleted")
+
+
+async def test_a_client_that_goes_away_holds_no_worker(
+    urls: list[str], client: httpx.AsyncClient, system: Any
+) -> None:
+    """A driver that hangs up before its collect is ready leaves no job behind."""
+    session = await open_session(client, urls[0])
+    await dialogue(client, session, 2)
+    (worker,) = [running for running in system.started if "assembler" in running.log.name][-1:]
+    assert worker.stop() == 0
+    with pytest.raises(httpx.ReadTimeout):
+        await client.post(f"{session}/samples", json={"deadline_s": 60}, timeout=0.5)
+    redis = connect(system.redis_url)
+    pattern = f"tt:{{{session.rpartition('/')[2]}}}:waiters:*"
+    async with asyncio.timeout(5):
+        while [key async for key in redis.scan_iter(pattern)]:
+            await asyncio.sleep(0.05)
+    await redis.aclose()
+    await asyncio.to_thread(system.assembler, "--workers", "2")
 
 
 async def test_delete_while_a_collect_waits(

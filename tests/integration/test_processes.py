@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import httpx
+import openai
 import psutil
 import pytest
 
 from tests.support.processes import Fleet, free_port, wait_for, wait_until
+from tokentape_driver import RolloutSample, TokentapeClient
 
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -63,6 +65,9 @@ def test_config_masks_secrets() -> None:
     assert rows["TOKENTAPE_FAMILY"] == ["default", "default"]
     assert rows["TOKENTAPE_TOKENIZER"] == ["-", "not", "set"]
     assert "hunter2" not in result.stdout + result.stderr
+    in_query = run("config", "--redis-url", "rediss://host/0?password=hunter2&ssl_password=hunter2&db=1")
+    assert "rediss://host/0?password=***&ssl_password=***&db=1" in in_query.stdout
+    assert "hunter2" not in in_query.stdout
 
 
 def test_missing_tokenizer(tmp_path: Path) -> None:
@@ -76,6 +81,42 @@ def test_missing_tokenizer(tmp_path: Path) -> None:
         assert result.returncode != 0
         assert "none" in result.stderr
         assert "Traceback" not in result.stderr
+
+
+def test_broken_tokens_file(tokenizer_dir: Path, tmp_path: Path) -> None:
+    """A tokens file that cannot be used ends the API with exit code 2 and one sentence."""
+    path = tmp_path / "tokens.toml"
+    path.write_text("[[token]]\n")
+    result = run(
+        *("api", "--engine-url", "http://e", "--redis-url", "redis://127.0.0.1:1/0"),
+        *("--tokenizer", str(tokenizer_dir), "--tokens-file", str(path)),
+    )
+    assert result.returncode == 2
+    assert "token 1 must have exactly name, tenant, scopes, sha256" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+async def test_a_token_is_asked_for(system: Fleet, client: httpx.AsyncClient, tmp_path: Path) -> None:
+    """An OpenAI SDK with a token as its API key and a driver with another record and collect an episode."""
+    path = tmp_path / "tokens.toml"
+    tokens = {}
+    for scope in ("agent", "driver"):
+        made = run("token", "create", "--name", scope, "--tenant", "t", "--scope", scope)
+        tokens[scope] = made.stderr.split()[-1]
+        with path.open("a") as file:
+            file.write(made.stdout)
+    api, url = system.api("--tokens-file", str(path))
+    system.assembler()
+    assert (await client.post(f"{url}/sessions")).status_code == 401
+    async with TokentapeClient(url, token=tokens["driver"]) as driver:
+        session = await driver.open_session()
+        async with openai.AsyncOpenAI(base_url=session.openai_base_url, api_key=tokens["agent"]) as agent:
+            await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
+            with pytest.raises(openai.NotFoundError, match="v1/chat/completions"):
+                await agent.responses.create(model="m", input="Hello")
+        collected = await session.collect_samples(RolloutSample())
+    assert len(collected.samples) == 1
+    assert not any(token in api.output() for token in tokens.values())
 
 
 def test_sigterm_ends_cleanly(system: Fleet) -> None:

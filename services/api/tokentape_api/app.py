@@ -1,25 +1,31 @@
 """The composition root: parts in, Starlette application out."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tokentape_api import responses
+from tokentape_api.auth import Guard, Tokens
 from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine, EngineRefusal
+from tokentape_api.observed import Observed
 from tokentape_api.recorder import Recorder
-from tokentape_api.routes import chat, health, proxy, samples, sessions
+from tokentape_api.routes import chat, health, metrics, proxy, samples, sessions
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
+from tokentape_api.telemetry import Telemetry
 from tokentape_contracts.errors import MethodNotAllowed, TokentapeError
 from tokentape_core.domain.match import MATCHERS
 from tokentape_core.loading import load_matcher
+from tokentape_core.metrics import observe_lag
 from tokentape_core.store import Store
 from tokentape_core.text.render import ChatRenderer
 
@@ -28,49 +34,76 @@ _ANY = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 
 
 def build_app(
-    settings: ApiSettings, *, store: Store, engine: Engine, renderer: ChatRenderer, collector: Collector
+    settings: ApiSettings,
+    *,
+    store: Store,
+    engine: Engine,
+    renderer: ChatRenderer,
+    collector: Collector,
+    telemetry: Telemetry | None = None,
 ) -> Starlette:
     """The application. Nothing connects before its lifespan begins.
 
+    Args:
+        telemetry: None for one that traces nothing.
+
     Raises:
         LoadError: there is no such matcher.
+        TokensError: the tokens file cannot be used.
     """
-    cached = Sessions(store)
+    tokens = Tokens(settings.tokens_file) if settings.tokens_file is not None else None
+    telemetry = telemetry or Telemetry()
+    cached = Sessions(store, telemetry)
     matchers = {**MATCHERS, settings.matcher: load_matcher(settings.matcher)}
-    recorder = Recorder(cached, store, engine, renderer, matchers)
-    services = Services(settings, store, cached, engine, renderer, matchers, recorder, collector)
+    guard = Guard(tokens, cached)
+    recorder = Recorder(cached, store, engine, renderer, matchers, telemetry)
+    services = Services(settings, store, cached, engine, renderer, matchers, recorder, collector, telemetry)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await collector.start()
+        lag = asyncio.create_task(observe_lag(telemetry.loop_lag_seconds))
         try:
             yield
         finally:
+            lag.cancel()
             await collector.close()
             await engine.close()
             await store.close()
+            await asyncio.to_thread(telemetry.tracing.close)
 
     app = Starlette(
-        routes=[
-            Route("/health", health.health),
-            Route("/ready", health.ready),
-            Route("/sessions", sessions.open_session, methods=["POST"]),
-            Route("/sessions/{sid}", sessions.get_session, methods=["GET"]),
-            Route("/sessions/{sid}", sessions.delete_session, methods=["DELETE"]),
-            Route("/sessions/{sid}/v1/chat/completions", _post(chat.chat_completions), methods=_ANY),
-            Route("/sessions/{sid}/samples", _post(samples.collect_samples), methods=_ANY),
-            Route("/sessions/{sid}/{path:path}", proxy.forward, methods=_ANY),
-        ],
+        routes=guard.before(
+            [
+                _route("GET /health", health.health),
+                _route("GET /ready", health.ready),
+                _route("GET /metrics", metrics.metrics),
+                _route("POST /sessions", sessions.open_session),
+                _route("GET /sessions/{sid}", sessions.get_session),
+                _route("DELETE /sessions/{sid}", sessions.delete_session),
+                _route("POST /sessions/{sid}/v1/chat/completions", _post(chat.chat_completions), _ANY),
+                _route("POST /sessions/{sid}/samples", _post(samples.collect_samples), _ANY),
+                _route("ANY /sessions/{sid}/{path:path}", proxy.forward, _ANY),
+            ]
+        ),
         exception_handlers={
             TokentapeError: responses.on_tokentape_error,
             EngineRefusal: responses.on_engine_refusal,
             HTTPException: responses.on_http_exception,
+            ClientDisconnect: responses.on_client_gone,
             Exception: responses.on_defect,
         },
+        middleware=[Middleware(Observed, telemetry)],
         lifespan=lifespan,
     )
     app.state.services = services
     return app
+
+
+def _route(name: str, handler: Handler, methods: list[str] | None = None) -> Route:
+    """A route, by the name that metrics, logs and docs have for it."""
+    method, path = name.split()
+    return Route(path, handler, methods=methods or [method], name=name.replace("{path:path}", "{path}"))
 
 
 def _post(handler: Handler) -> Handler:

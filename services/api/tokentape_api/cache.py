@@ -6,9 +6,10 @@ any API process serves any session at any moment (INV-4); one that has never see
 
 from collections import OrderedDict
 
+from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_contracts.errors import SessionNotFound
-from tokentape_contracts.events import TurnRecorded
+from tokentape_contracts.events import OPENED_ID, TurnRecorded
 from tokentape_core.domain.state import SessionState, apply, fold, turn_id
 from tokentape_core.store import Store
 
@@ -18,14 +19,20 @@ class Sessions:
 
     Args:
         store: where the streams are.
+        telemetry: counts the lookups and shows the size.
         cache_bytes: the bound; the least recently used sessions go first.
     """
 
-    def __init__(self, store: Store, *, cache_bytes: int = limits.SESSION_CACHE_BYTES) -> None:
+    def __init__(
+        self, store: Store, telemetry: Telemetry, *, cache_bytes: int = limits.SESSION_CACHE_BYTES
+    ) -> None:
         self._store = store
+        self._lookups = telemetry.cache_lookups
         self._cache_bytes = cache_bytes
         self._states: OrderedDict[str, tuple[SessionState, int]] = OrderedDict()
         self._bytes = 0
+        telemetry.cache_sessions.set_function(lambda: len(self._states))
+        telemetry.cache_bytes.set_function(lambda: self._bytes)
 
     async def load(self, session_id: str) -> SessionState:
         """The session as of now: one small read if it was seen before.
@@ -36,12 +43,23 @@ class Sessions:
         if len(session_id) > limits.SESSION_ID_CHARS:
             raise SessionNotFound("there is no such session")
         known = self._get(session_id)
+        self._lookups["hit" if known else "miss"].inc()
         entries = await self._store.read(session_id, after=known.last_id if known else None)
         state = fold(entries, known)
         if state is None:
             raise SessionNotFound("there is no such session")
         self._put(session_id, state)
         return state
+
+    async def tenant(self, session_id: str) -> str | None:
+        """Whose session it is; None if there is no such session. No read if it was seen before."""
+        if (known := self._get(session_id)) is not None:
+            return known.opened.tenant
+        if len(session_id) > limits.SESSION_ID_CHARS:
+            return None
+        entries = await self._store.read(session_id, until=OPENED_ID)
+        state = fold(entries, None)
+        return None if state is None else state.opened.tenant
 
     def appended(self, session_id: str, state: SessionState, seq: int, event: TurnRecorded) -> None:
         """Notes a turn that this process has just appended, if it follows the state that it knows."""

@@ -14,6 +14,8 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 from arq.connections import ArqRedis
+from arq.constants import in_progress_key_prefix
+from redis.exceptions import RedisError, WatchError
 
 from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull, StoreUnavailable
@@ -64,10 +66,18 @@ class Collector:
             deadline_s: seconds from now.
 
         Raises:
-            DeadlineExceeded: no result in time; a worker that reaches the job later drops it.
+            DeadlineExceeded: no result in time, and at which stage; a worker that reaches the job later drops
+                it. A request that is cancelled, because its client is gone, frees the worker too.
             QueueFull: too many jobs wait already.
             AssemblyFailed: the worker's child process died; nothing was stored.
         """
+        try:
+            return await self._collect(job, deadline_s)
+        except asyncio.CancelledError:
+            await self._give_up(job)
+            raise
+
+    async def _collect(self, job: AssembleJob, deadline_s: float) -> StoredResult:
         now = asyncio.get_running_loop().time
         end = now() + deadline_s
         while True:
@@ -86,7 +96,25 @@ class Collector:
                 if announced.done() and (failure := announced.result()) is not None:
                     raise AssemblyFailed(failure)
             if left <= 0:
-                raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s")
+                stage = await self._stage(job)
+                raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s: {stage}")
+
+    async def _stage(self, job: AssembleJob) -> str:
+        """What used up the time."""
+        async with redis_errors():
+            pipe = self._client.pipeline(transaction=False)
+            pipe.exists(in_progress_key_prefix + job.job_id)
+            pipe.zcard(keys.QUEUE)
+            is_running, queued = await pipe.execute()
+        if is_running:
+            return "a worker was still assembling them"
+        return f"no worker had taken the job, one of {queued} that wait or run; are there enough workers?"
+
+    async def _give_up(self, job: AssembleJob) -> None:
+        """Lets the worker know that this process does not wait any more, unless another request does."""
+        if (job.session_id, job.request) not in self._waiting:
+            with contextlib.suppress(RedisError, OSError):
+                await self._client.zrem(keys.waiters(job.session_id, job.request), self._api_id)
 
     @contextlib.contextmanager
     def _announcement(self, job: AssembleJob) -> Iterator[asyncio.Future[str | None]]:
@@ -100,6 +128,15 @@ class Collector:
             waiting.discard(announced)
             if not waiting:
                 self._waiting.pop((job.session_id, job.request), None)
+
+    async def jobs(self) -> int:
+        """How many jobs wait or run, over all processes.
+
+        Raises:
+            StoreUnavailable: Redis cannot be reached.
+        """
+        async with redis_errors():
+            return int(await self._client.zcard(keys.QUEUE))
 
     async def payload(self, job: AssembleJob, result: StoredResult) -> AsyncIterator[bytes]:
         """The result's payload, one part after the other: this process never holds the whole of a large one.
@@ -138,9 +175,13 @@ class Collector:
 
     async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
         async with redis_errors():
-            await self._client.enqueue_job(
-                jobs.FUNCTION, job.to_json(), _job_id=job.job_id, _expires=max(1.0, left_s) + _WAITERS_EXTRA_S
-            )
+            # A connection that is lost in the middle is no conflict, and no failure: the next look enqueues.
+            with contextlib.suppress(WatchError):
+                await self._client.enqueue_job(
+                    *(jobs.FUNCTION, job.to_json()),
+                    _job_id=job.job_id,
+                    _expires=max(1.0, left_s) + _WAITERS_EXTRA_S,
+                )
             pipe = self._client.pipeline(transaction=False)
             pipe.rpush(keys.WAKE, b"1")
             pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
@@ -154,7 +195,8 @@ class Collector:
             try:
                 async with redis_errors():
                     read = await self._reader.xread({stream: last}, block=_READ_BLOCK_MS)
-            except StoreUnavailable as error:
+            # A failover ends a read that waits with an error of its own.
+            except (StoreUnavailable, RedisError) as error:
                 log.warning("cannot read announcements: %s", error)
                 await asyncio.sleep(_READ_PAUSE_S)
                 continue

@@ -10,6 +10,7 @@ from tokentape_api.bodies import ChatRequest
 from tokentape_api.cache import Sessions
 from tokentape_api.engine import Engine, Wanted
 from tokentape_api.prompts import build_prompt
+from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, MatcherFailed, SessionNotFound, TemplateMismatch
 from tokentape_contracts.events import Blob, TurnRecorded
@@ -29,6 +30,7 @@ class Recorder:
 
     Args:
         matchers: those that a session may have been opened with, by name.
+        telemetry: counts the turns and measures their stages.
         clock: Unix seconds.
     """
 
@@ -39,6 +41,7 @@ class Recorder:
         engine: Engine,
         renderer: ChatRenderer,
         matchers: Mapping[str, Matcher],
+        telemetry: Telemetry,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sessions = sessions
@@ -46,6 +49,7 @@ class Recorder:
         self._engine = engine
         self._renderer = renderer
         self._matchers = matchers
+        self._telemetry = telemetry
         self._clock = clock
 
     async def chat(self, session_id: str, chat: ChatRequest, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -59,20 +63,23 @@ class Recorder:
             TokentapeError: see `tokentape_contracts.errors`.
         """
         requested_at = self._clock()
-        state = await self._sessions.load(session_id)
-        ensure_open(state)
-        self._ensure_same_template(state)
-        at = position(state, chat.messages, self._matcher(state))
+        with self._telemetry.stage("position"):
+            state = await self._sessions.load(session_id)
+            ensure_open(state)
+            self._ensure_same_template(state)
+            at = position(state, chat.messages, self._matcher(state))
+        root = None if at.parent else "unmatched" if state.turns else "first"
         inherited = at.parent.tools if at.parent else None
         tools = chat.tools if chat.tools is not None else inherited
-        try:
-            prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
-        except CannotExtend:
-            if state.opened.mode != "tree" or at.parent is None:
-                raise
-            # The template cannot append these messages: the whole conversation begins a new root.
-            at = Position(None, list(chat.messages))
-            prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
+        with self._telemetry.stage("render"):
+            try:
+                prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
+            except CannotExtend:
+                if state.opened.mode != "tree" or at.parent is None:
+                    raise
+                # The template cannot append these messages: the whole conversation begins a new root.
+                at, root = Position(None, list(chat.messages)), "not_appendable"
+                prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
         settings = _pinned(chat.fields, state.opened.pins)
         if chat.template_kwargs:
             settings["chat_template_kwargs"] = chat.template_kwargs
@@ -83,7 +90,9 @@ class Recorder:
             kind: Wanted(first_row(spec, at.parent, prompt.keep), spec.layers)
             for kind, spec in state.opened.replay.items()
         }
-        generated = await self._engine.generate(session_id, tokens, request, headers, wanted)
+        with self._telemetry.stage("engine"):
+            headers = self._telemetry.tracing.continued(headers)
+            generated = await self._engine.generate(session_id, tokens, request, headers, wanted)
         blobs = await self._blobs(session_id, at.parent, generated.replay)
         event = record_turn(
             state,
@@ -98,7 +107,11 @@ class Recorder:
             requested_at=requested_at,
             committed_at=self._clock(),
         )
-        await self._commit(session_id, state, event, {kind: data for kind, (_, data) in blobs.items()})
+        with self._telemetry.stage("append"):
+            await self._commit(session_id, state, event, {kind: data for kind, (_, data) in blobs.items()})
+        self._telemetry.recorded(event, at.parent, root)
+        for kind in wanted:
+            self._telemetry.replayed(kind, blobs.get(kind))
         return generated.answer
 
     def _matcher(self, state: SessionState) -> Matcher:
@@ -141,6 +154,7 @@ class Recorder:
             try:
                 await self._store.append(session_id, seq, event, blobs)
             except SeqTaken:
+                self._telemetry.conflicts.inc()
                 state = await self._sessions.load(session_id)
                 continue
             except SessionNotFound:

@@ -1,6 +1,7 @@
 """Replies: JSON, and errors in one shape."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentape_api.engine import EngineRefusal
+from tokentape_api.telemetry import CLIENT_GONE, ENGINE_REFUSED
 from tokentape_contracts import limits
 from tokentape_contracts.errors import (
     InternalError,
@@ -17,14 +19,23 @@ from tokentape_contracts.errors import (
     QueueFull,
     RouteNotFound,
     TokentapeError,
+    TooManySessions,
+    Unauthenticated,
     error_body,
     rule_of,
 )
 from tokentape_contracts.http import RETRY_HEADER
+from tokentape_core import logs
 
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
+_HEADERS: Mapping[type[TokentapeError], Mapping[str, str]] = {
+    QueueFull: {"Retry-After": str(limits.QUEUE_RETRY_AFTER_S)},
+    TooManySessions: {"Retry-After": str(limits.SESSIONS_RETRY_AFTER_S)},
+    Unauthenticated: {"WWW-Authenticate": "Bearer"},
+}
+"""What HTTP wants beside the body of some errors."""
 _RETRYABLE_STATUSES = frozenset({408, 409, 429})
 
 
@@ -37,9 +48,8 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 def error_response(error: TokentapeError) -> Response:
     """The reply of an error: status and retry header from the table."""
     rule = rule_of(error)
-    headers = {RETRY_HEADER: "true" if rule.retryable else "false"}
-    if isinstance(error, QueueFull):
-        headers["Retry-After"] = str(limits.QUEUE_RETRY_AFTER_S)
+    logs.note(code=error.code)
+    headers = {RETRY_HEADER: "true" if rule.retryable else "false", **_HEADERS.get(type(error), {})}
     return json_response(error_body(error), rule.status, headers)
 
 
@@ -56,6 +66,7 @@ async def on_engine_refusal(_: Request, error: Exception) -> Response:
     """The engine's own status and body."""
     if not isinstance(error, EngineRefusal):
         raise error
+    logs.note(code=ENGINE_REFUSED)
     retryable = error.status in _RETRYABLE_STATUSES or error.status >= 500
     headers = {RETRY_HEADER: "true" if retryable else "false"}
     return Response(error.body, error.status, headers, media_type=error.content_type)
@@ -71,6 +82,12 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         return error_response(MethodNotAllowed(f"{where}: the path has no such method"))
     return error_response(InvalidRequest(f"{where}: {error.detail}"))
+
+
+async def on_client_gone(_: Request, __: Exception) -> Response:
+    """Nobody reads it: the client closed the connection. The status is nginx's for the log."""
+    logs.note(code=CLIENT_GONE)
+    return Response(status_code=499)
 
 
 async def on_defect(request: Request, error: Exception) -> Response:

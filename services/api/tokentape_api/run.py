@@ -12,8 +12,11 @@ from uvicorn import Config, Server
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import connect_engine
+from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
+from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import jobs, limits
+from tokentape_core import tracing
 from tokentape_core.store import RedisStore, connect
 from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
@@ -33,6 +36,7 @@ def build(settings: ApiSettings) -> Starlette:
         engine=connect_engine(settings),
         renderer=ChatRenderer(tokenizer, get_family(settings.family)),
         collector=Collector(_queue(settings.redis_url), _queue(settings.redis_url)),
+        telemetry=Telemetry(tracing.from_environment("tokentape-api")),
     )
 
 
@@ -54,11 +58,14 @@ def run(settings: ApiSettings) -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
+        ws="none",
         access_log=False,
+        log_config=None,
         server_header=False,
         log_level="warning",
         timeout_graceful_shutdown=limits.DRAIN_S,
+        timeout_keep_alive=limits.API_KEEP_ALIVE_S,
     )
     server = _Server(config)
     # uvicorn raises the signal again once it has stopped in order; that must not end us with an error.

@@ -8,6 +8,7 @@ from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine
 from tokentape_api.recorder import Recorder
 from tokentape_api.settings import ApiSettings
+from tokentape_api.telemetry import Telemetry
 from tokentape_core.domain.match import Matcher
 from tokentape_core.store import Store
 from tokentape_core.text.render import ChatRenderer
@@ -25,3 +26,4 @@ class Services:
     matchers: Mapping[str, Matcher]
     recorder: Recorder
     collector: Collector
+    telemetry: Telemetry

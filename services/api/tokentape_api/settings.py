@@ -40,6 +40,7 @@ class ApiSettings:
         replay_prefix: of which turn a row is taken that several turns sent, one of `REPLAY_PREFIX`: the last
             one's, or that of the turn in which its token was first read.
         indexer_topk: whether the indexer's choices are asked for, one of `INDEXER_TOPK`.
+        tokens_file: the callers' bearer tokens (`auth`); None for a server that asks for none.
 
     Raises:
         ValueError: a setting has no such value, or does not fit another.
@@ -60,6 +61,7 @@ class ApiSettings:
     replay_layers: int | None = None
     replay_prefix: str = "latest"
     indexer_topk: str = "off"
+    tokens_file: Path | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -14,6 +14,9 @@ be killed (INV-5). One module a noun:
 - `executor`  child processes that answer messages, and can be killed and rebuilt
 - `child`     the program of a child process
 - `outcome`   what a job gives: read, fold, assemble, encode
+- `counts`    what an assembly counted, for the metrics
+- `telemetry` metrics, spans and log lines of the worker process
+- `endpoint`  metrics and probes over HTTP
 - `toolchain` what an assembly needs besides the events
 - `archive`   copies sealed sessions to where they outlive Redis
 

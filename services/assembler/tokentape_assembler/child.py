@@ -3,7 +3,7 @@
     parent → child    what it needs of the settings (`run.serve`)    once
     child → parent    {"ready": true} or {"error": why}         once
     parent → child    a job (`AssembleJob.to_json`)             any number of times, one at a time
-    child → parent    {"outcome": …, "detail": …, "timing_ms": …}
+    child → parent    {"outcome": …, "detail": …, "timing_ms": …, "counts": …}
 
 Every line is one JSON object. The child has its own connection to Redis and stores the result itself: bytes
 of a session never pass through the worker's event loop.
@@ -69,9 +69,14 @@ class Child:
             await self._save(job, result)
         except Exception as error:  # whatever it is, the waiting driver must hear of it
             traceback.print_exc()
-            return {"outcome": "failed", "detail": _describe(error), "timing_ms": {}}
+            return {"outcome": "failed", "detail": _describe(error), "timing_ms": {}, "counts": {}}
         detail = result.error.code if result.error else ""
-        return {"outcome": "stored", "detail": detail, "timing_ms": result.timing_ms}
+        return {
+            "outcome": "stored",
+            "detail": detail,
+            "timing_ms": result.timing_ms,
+            "counts": result.counts.to_json(),
+        }
 
     async def _save(self, job: AssembleJob, result: Assembled) -> None:
         """Writes the result and its audit entry: both or nothing."""

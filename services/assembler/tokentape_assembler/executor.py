@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import orjson
@@ -39,11 +39,17 @@ class Executor:
         command: program and arguments. The program reads `hello`, answers with a line that holds
             `{"ready": true}` or `{"error": why}`, and then answers every line with a line.
         hello: the first line that the child gets, without its end. Secrets go here, not on a command line.
+        restarted: hears why a child is replaced: it `exited`, was `killed` by somebody else, or by us after a
+            `timeout` or as its message was `abandoned`; `failed_start`: the next attempt follows.
     """
 
-    def __init__(self, command: Sequence[str], hello: bytes) -> None:
+    def __init__(
+        self, command: Sequence[str], hello: bytes, restarted: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._command = command
         self._hello = hello
+        self._restarted = restarted
+        self._killed_for = ""
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready = False
@@ -92,7 +98,11 @@ class Executor:
             if not answer:
                 raise ChildDied(f"the child process {await _ending(process)}")
         except TimeoutError:
+            self._killed_for = "timeout"
             raise ChildTimeout(f"the child process was ended after {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            self._killed_for = "abandoned"
+            raise
         finally:
             self._busy = False
             if not answer:
@@ -117,10 +127,14 @@ class Executor:
                 await self._process.wait()
                 self._ready = False
                 log.warning("child %s; a new one is started", await _ending(self._process))
+                by = "killed" if (self._process.returncode or 0) < 0 else "exited"
+                self._restarted(self._killed_for or by)
+                self._killed_for = ""
             try:
                 await self._spawn()
             except (ChildDied, OSError, ValueError) as error:
                 log.error("child cannot be started, next attempt in %g s: %s", _RESTART_DELAY_S, error)
+                self._restarted("failed_start")
                 await asyncio.sleep(_RESTART_DELAY_S)
 
     async def _spawn(self) -> None:
@@ -151,8 +165,14 @@ class ExecutorPool:
         size: how many messages are answered at the same time.
     """
 
-    def __init__(self, size: int, command: Sequence[str], hello: bytes) -> None:
-        self.executors = [Executor(command, hello) for _ in range(size)]
+    def __init__(
+        self,
+        size: int,
+        command: Sequence[str],
+        hello: bytes,
+        restarted: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.executors = [Executor(command, hello, restarted) for _ in range(size)]
 
     @property
     def ready(self) -> int:

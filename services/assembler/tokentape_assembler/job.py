@@ -1,20 +1,19 @@
 """One job: who waits for its outcome, until when, and how they hear of it."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
 import redis.asyncio
 
+from tokentape_assembler.counts import Counts
 from tokentape_assembler.executor import ExecutorError
+from tokentape_assembler.telemetry import Telemetry
 from tokentape_contracts import keys, limits
 from tokentape_contracts.jobs import AssembleJob
-
-log = logging.getLogger("tokentape.assembler")
 
 
 class Executors(Protocol):
@@ -30,11 +29,13 @@ class Outcome:
     Attributes:
         detail: of a stored error its code; of a failure the reason.
         timing_ms: stage → milliseconds.
+        counts: what the assembly counted.
     """
 
     name: str
     detail: str = ""
-    timing_ms: Mapping[str, float] | None = None
+    timing_ms: Mapping[str, float] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
 
 
 DROPPED: Final = Outcome("dropped", "nobody waits for it any more")
@@ -47,9 +48,12 @@ class JobRunner:
     announcement says only that it is there.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, executors: Executors) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, executors: Executors, telemetry: Telemetry | None = None
+    ) -> None:
         self._client = client
         self._executors = executors
+        self._telemetry = telemetry or Telemetry()
 
     async def run(self, ctx: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         """Gets one job's outcome and announces it to every API process that waits.
@@ -57,21 +61,12 @@ class JobRunner:
         Raises:
             RedisError: Redis is out of reach; the API asks again for what was not done.
         """
-        started = time.perf_counter()
         job = AssembleJob.from_json(fields)
-        outcome = await self._outcome(job, ctx["job_try"])
-        if outcome is not DROPPED:
-            await self._announce(job, outcome)
-        log.info(
-            "job session=%s request=%s outcome=%s detail=%r try=%d ms=%.1f timing_ms=%s",
-            job.session_id,
-            job.request,
-            outcome.name,
-            outcome.detail,
-            ctx["job_try"],
-            (time.perf_counter() - started) * 1000,
-            outcome.timing_ms,
-        )
+        with self._telemetry.job(job, ctx["job_try"]):
+            outcome = await self._outcome(job, ctx["job_try"])
+            if outcome is not DROPPED:
+                await self._announce(job, outcome)
+            self._telemetry.ended(outcome.name, outcome.detail, outcome.timing_ms, outcome.counts)
 
     async def _outcome(self, job: AssembleJob, job_try: int) -> Outcome:
         pipe = self._client.pipeline(transaction=False)
@@ -88,14 +83,19 @@ class JobRunner:
             return Outcome("failed", str(error))
 
     async def _assemble(self, job: AssembleJob, waiters: Mapping[bytes, float]) -> Outcome:
-        """Runs the assembly for as long as somebody waits for it; others may join with a later deadline."""
+        """Runs the assembly for as long as somebody waits for it.
+
+        Others may join with a later deadline, and one that gives up before its own is noticed within
+        `limits.WAIT_SLICE_S`.
+        """
         run: asyncio.Task[bytes] | None = None
         try:
             while waiters:
                 run = run or asyncio.create_task(
                     self._executors.run(orjson.dumps(job.to_json()), limits.ASSEMBLY_TIMEOUT_S)
                 )
-                done, _ = await asyncio.wait({run}, timeout=max(waiters.values()) - time.time())
+                left_s = max(waiters.values()) - time.time()
+                done, _ = await asyncio.wait({run}, timeout=min(left_s, limits.WAIT_SLICE_S))
                 if done:
                     return _read(run.result())
                 waiters = await self._waiters(job)
@@ -132,4 +132,5 @@ def _in_time(job: AssembleJob) -> tuple[str, str, str]:
 def _read(answer: bytes) -> Outcome:
     """The child's answer."""
     fields = orjson.loads(answer)
-    return Outcome(fields["outcome"], fields["detail"], fields["timing_ms"])
+    counts = Counts.from_json(fields.get("counts", {}))
+    return Outcome(fields["outcome"], fields["detail"], fields["timing_ms"], counts)

@@ -1,10 +1,12 @@
 """What a job gives: read the stream, fold it, assemble it, encode it."""
 
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Final
+from typing import Final, get_args
 
+from tokentape_assembler.counts import Counts
 from tokentape_contracts.errors import (
     EventUnsupported,
     HookFailed,
@@ -14,14 +16,16 @@ from tokentape_contracts.errors import (
     StreamCorrupt,
     TokentapeError,
 )
+from tokentape_contracts.events import SEALED_ID
 from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_contracts.samples import encode_samples
 from tokentape_core.comparison import comparison
-from tokentape_core.domain.assemble import assemble, replay_turns
+from tokentape_core.domain.assemble import Assembly, assemble, replay_turns
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
-from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, leaves
 from tokentape_core.store import Store
+from tokentape_core.text.mismatch import Kind
 from tokentape_core.text.render import ChatRenderer
 
 REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
@@ -33,13 +37,16 @@ REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     StreamCorrupt,
 )
 """Errors that the same events give every time: outcomes, like samples."""
+MISMATCHES: Final[tuple[str, ...]] = get_args(Kind)
+"""The types of `tito_session_mismatch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled(JobResult):
-    """A job's result, and how many samples it holds."""
+    """A job's result, how many samples it holds, and what was counted."""
 
     samples: int = 0
+    counts: Counts = field(default_factory=Counts)
 
 
 async def outcome_of(
@@ -65,8 +72,11 @@ async def outcome_of(
         mark, before = perf_counter(), mark
         timing_ms[stage] = round((mark - before) * 1000, 3)
 
+    lost = 0
     try:
-        state = await _read(job, store)
+        state = fold(await store.read(job.session_id, until=job.tail))
+        lost = _lost(job.tail, state)
+        state = _whole(state, job.tail)
         rows = [(turn.event, kind) for turn in replay_turns(state) for kind in turn.event.replay]
         stored = await store.read_blobs(job.session_id, rows)
         lap("fold")
@@ -81,21 +91,44 @@ async def outcome_of(
         )
         lap("assemble")
     except REFUSALS as error:
-        return Assembled(b"", "", timing_ms, error)
+        return Assembled(b"", "", timing_ms, error, counts=Counts(lost=lost))
     payload = encode_samples(
         assembly.samples, assembly.session_metadata, assembly.empty_reason, contract=job.contract
     )
     digest = hashlib.sha256(payload).hexdigest()
     lap("encode")
-    return Assembled(payload, digest, timing_ms, samples=len(assembly.samples))
+    counts = _counts(state, assembly)
+    return Assembled(payload, digest, timing_ms, samples=len(assembly.samples), counts=counts)
 
 
-async def _read(job: AssembleJob, store: Store) -> SessionState:
+def _whole(state: SessionState | None, tail: str) -> SessionState:
     """The session as it was when the API accepted the request: what came after the tail is not seen."""
-    state = fold(await store.read(job.session_id, until=job.tail))
     if state is None:
         raise SessionNotFound("the session's events are gone: it expired before its samples were assembled")
-    if state.last_id != job.tail:
+    if state.last_id != tail:
         # A failover of Redis can lose acknowledged turns; a shorter sample would hide it (INV-1).
-        raise StreamCorrupt(f"the stream ends at {state.last_id}, but {job.tail} was recorded")
+        raise StreamCorrupt(f"the stream ends at {state.last_id}, but {tail} was recorded")
     return state
+
+
+def _lost(tail: str, state: SessionState | None) -> int:
+    """How many turns up to the tail, all of them acknowledged, are not in the stream."""
+    if tail == SEALED_ID:
+        return 0
+    return int(tail.partition("-")[0]) - (len(state.turns) if state else 0)
+
+
+def _counts(state: SessionState, assembly: Assembly) -> Counts:
+    if state.opened.mode == "tree":
+        compared = [sample.metadata for sample in assembly.samples]
+    else:
+        compared = [assembly.session_metadata]
+    found = [entry for metadata in compared for entry in metadata.get("tito_session_mismatch") or ()]
+    # A finish hook may have put something else there; that is no reason to fail.
+    types = [entry.get("type") for entry in found if isinstance(entry, dict)]
+    return Counts(
+        samples=dict(Counter(sample.status.value for sample in assembly.samples)),
+        picked=assembly.picked,
+        dropped=len(leaves(state)) - assembly.picked,
+        mismatches=dict(Counter(kind for kind in types if kind in MISMATCHES)),
+    )

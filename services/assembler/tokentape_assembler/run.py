@@ -5,16 +5,21 @@ import gc
 import logging
 import signal
 import sys
+from contextlib import AsyncExitStack
 from typing import Final
 
 import orjson
 import uvloop
 
 from tokentape_assembler.archive import Archive, ArchiveError, Archiver
+from tokentape_assembler.endpoint import Endpoint
 from tokentape_assembler.executor import ChildDied, ExecutorPool
 from tokentape_assembler.job import JobRunner
 from tokentape_assembler.settings import AssemblerSettings
+from tokentape_assembler.telemetry import Telemetry
 from tokentape_assembler.worker import AssemblyWorker, arq_client
+from tokentape_core import tracing
+from tokentape_core.metrics import observe_lag
 from tokentape_core.store import connect
 
 # -P: a module in the current directory must not stand in for one of ours.
@@ -45,7 +50,7 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
     Raises:
         ArchiveError: there is no such archive.
         ChildDied: a child process could not start, for example as there is no such tokenizer.
-        ValueError: `redis_url` is not a Redis URL.
+        ValueError: `redis_url` is not a Redis URL, or the metrics port cannot be used.
     """
     archive = Archive(settings.archive_url) if settings.archive_url else None
     client = connect(settings.redis_url)
@@ -59,24 +64,34 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
             "finish_hook": settings.finish_hook,
         }
     )
-    pool = ExecutorPool(settings.workers, CHILD, hello)
-    archiving: asyncio.Task[None] | None = None
+    telemetry = Telemetry(tracing.from_environment("tokentape-assembler"))
+    pool = ExecutorPool(settings.workers, CHILD, hello, lambda reason: telemetry.restarts[reason].inc())
+    telemetry.children.set_function(lambda: pool.ready)
+    background = [asyncio.create_task(observe_lag(telemetry.loop_lag_seconds))]
+    stack = AsyncExitStack()
     try:
+        if settings.metrics_port is not None:
+            endpoint = Endpoint(telemetry, client, lambda: pool.ready, settings.host, settings.metrics_port)
+            await stack.enter_async_context(endpoint)
         await pool.start()
         arq = arq_client(client)
-        worker = AssemblyWorker(arq, JobRunner(arq, pool).run, lambda: pool.ready, stop)
+        runner = JobRunner(arq, pool, telemetry)
+        worker = AssemblyWorker(arq, runner.run, lambda: pool.ready, stop, telemetry.leases_lost.inc)
+        telemetry.running.set_function(lambda: len(worker.tasks))
         # What start-up left on the heap stays: full collections over it would stall the loop.
         gc.freeze()
         log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
         if archive is not None:
-            archiving = asyncio.create_task(Archiver(client, archive).run())
+            background.append(asyncio.create_task(Archiver(client, archive).run()))
         await worker.async_run()
     finally:
-        if archiving is not None:
-            archiving.cancel()
-            await asyncio.wait({archiving})
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
         await pool.close()
+        await stack.aclose()
         await client.aclose()
+        await asyncio.to_thread(telemetry.tracing.close)
 
 
 async def _serve_until_signal(settings: AssemblerSettings) -> None:

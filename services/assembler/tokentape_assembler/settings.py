@@ -19,6 +19,8 @@ class AssemblerSettings:
         workers: assemblies that run at the same time, each in a child process of its own.
         archive_url: where sealed sessions are copied to, as fsspec understands it; None is nowhere. It may
             hold a password, so it is never shown.
+        host: address of the HTTP endpoint.
+        metrics_port: its port, for metrics and probes; 0 takes a free one, None opens none.
 
     Raises:
         ValueError: `workers` is less than 1.
@@ -32,6 +34,8 @@ class AssemblerSettings:
     pick_hook: str | None = None
     finish_hook: str | None = None
     archive_url: str | None = field(default=None, repr=False)
+    host: str = "127.0.0.1"
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1:

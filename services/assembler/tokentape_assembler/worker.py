@@ -41,6 +41,7 @@ class AssemblyWorker(Worker):
         function: runs one job. It bounds its own time; arq's timeout is only a backstop.
         capacity: how many jobs could run at the same time at this moment.
         stop: ends the worker once it is set and the running jobs have ended.
+        lost: hears of each lease that ended while its job ran.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class AssemblyWorker(Worker):
         function: Callable[..., Coroutine[Any, Any, None]],
         capacity: Callable[[], int],
         stop: asyncio.Event,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             [func(function, name=jobs.FUNCTION)],
@@ -66,6 +68,7 @@ class AssemblyWorker(Worker):
         )
         self._capacity = capacity
         self._stop = stop
+        self._lost = lost
 
     @property
     def _free(self) -> int:
@@ -136,14 +139,25 @@ class AssemblyWorker(Worker):
             await asyncio.sleep(_POLL_S)
 
     async def _renew_leases(self) -> None:
+        gone: dict[str, int] = {}
         while True:
             await asyncio.sleep(limits.LEASE_S / _RENEWALS_PER_LEASE)
             with contextlib.suppress(RedisError, OSError):
+                names = list(self.tasks)
                 pipe = self.pool.pipeline(transaction=False)
-                for job_id in self.tasks:
+                for job_id in names:
                     # Not SET: a claim must not come back after its job has ended.
                     pipe.pexpire(in_progress_key_prefix + job_id, _LEASE_MS)
-                await pipe.execute()
+                renewed = await pipe.execute()
+                # The claim of a job that ends at this moment is gone too; hence only the second time counts.
+                gone = {
+                    name: gone.get(name, 0) + 1
+                    for name, is_held in zip(names, renewed, strict=True)
+                    if not is_held and name in self.tasks
+                }
+                for job_id in (name for name, times in gone.items() if times == 2):
+                    log.warning("the lease of job %s is lost; another worker may run it too", job_id)
+                    self._lost()
 
 
 def arq_client(client: Any) -> ArqRedis:

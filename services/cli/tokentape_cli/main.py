@@ -23,7 +23,7 @@ EPILOG: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit code is 0 for success, 1 for a failure, 2 for wrong usage."""
     parser = build_parser()
-    parsed = parser.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
+    parsed = parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # These log every request at INFO; ours is the business of the process, not of its HTTP client.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _joined(arguments: Sequence[str]) -> list[str]:
+def joined(arguments: Sequence[str]) -> list[str]:
     """The arguments with a command of two words as one."""
     words = " ".join(arguments[:2])
     return [words, *arguments[2:]] if len(arguments) > 1 and words in _COMMANDS else list(arguments)
@@ -57,25 +57,30 @@ def _add(names: Sequence[str]) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def _api(arguments: argparse.Namespace) -> int:
-    settings = options.resolve(arguments, options.API)
+    settings = options.resolve(arguments, (*options.API, *options.LOGS))
     options.required(settings, "engine-url", "tokenizer", "redis-url")
     checked = options.api_settings(settings)
+    from tokentape_api.auth import TokensError
     from tokentape_api.run import run
+    from tokentape_core import logs
     from tokentape_core.loading import LoadError
     from tokentape_core.text.errors import TokenizerError
 
+    logs.configure(settings["log-format"].value)
     try:
         return run(checked)
-    except (LoadError, TokenizerError) as error:
+    except (LoadError, TokenizerError, TokensError) as error:
         raise UsageError(str(error)) from error
 
 
 def _assembler(arguments: argparse.Namespace) -> int:
-    settings = options.resolve(arguments, options.ASSEMBLER)
+    settings = options.resolve(arguments, (*options.ASSEMBLER, *options.LOGS))
     options.required(settings, "tokenizer", "redis-url")
     from tokentape_assembler.run import run
     from tokentape_assembler.settings import AssemblerSettings
+    from tokentape_core import logs
 
+    logs.configure(settings["log-format"].value)
     return run(AssemblerSettings(**options.values(settings, options.ASSEMBLER)))
 
 
@@ -172,6 +177,18 @@ def _engine(arguments: argparse.Namespace) -> int:
     return run(arguments)
 
 
+def _add_token_create(parser: argparse.ArgumentParser) -> None:
+    from tokentape_cli.token import add_arguments
+
+    add_arguments(parser)
+
+
+def _token_create(arguments: argparse.Namespace) -> int:
+    from tokentape_cli.token import create
+
+    return create(arguments)
+
+
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     from tokentape_cli.demo.options import add_arguments
 
@@ -185,8 +202,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 _COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run, str]]] = {
-    "api": (_add(options.API), _api, "run one API process"),
-    "assembler": (_add(options.ASSEMBLER), _assembler, "run one worker process"),
+    "api": (_add((*options.API, *options.LOGS)), _api, "run one API process"),
+    "assembler": (_add((*options.ASSEMBLER, *options.LOGS)), _assembler, "run one worker process"),
     "up": (
         _add(options.ALL),
         _up,
@@ -216,5 +233,11 @@ _COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run,
     ),
     "export": (_add_export, _export, "write sessions to a file, to the byte"),
     "import": (_add_import, _import, "write the sessions of a file to Redis, to the byte"),
+    "token create": (
+        _add_token_create,
+        _token_create,
+        "make a bearer token: its entry for the tokens file goes to standard output, the token to standard "
+        "error",
+    ),
     "config": (_add(options.ALL), _config, "print the effective settings, secrets masked"),
 }

@@ -6,6 +6,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokentape_core.domain.match import MATCHERS
 from tokentape_core.text.families import FAMILIES
 
 PREFIX: Final = "TOKENTAPE_"
+LOG_FORMATS: Final = ("console", "json")
 
 
 class UsageError(Exception):
@@ -84,7 +86,7 @@ def _any_url(text: str) -> str:
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
-    "host": Option("address that the API listens on", "127.0.0.1", metavar="ADDRESS"),
+    "host": Option("address that the process listens on", "127.0.0.1", metavar="ADDRESS"),
     "port": Option("port that the API listens on", 8080, _at_least(0), metavar="PORT"),
     "engine-url": Option(
         "base URL of the engine or router, without /v1", parse=_url("http", "https"), metavar="URL"
@@ -135,11 +137,27 @@ OPTIONS: Final[Mapping[str, Option]] = {
         parse=_url("redis", "rediss", "unix"),
         metavar="URL",
     ),
+    "tokens-file": Option(
+        "a TOML file with the callers' bearer tokens (`tokentape token create`), read again when it changes; "
+        "without it every caller may do everything",
+        parse=_file,
+        metavar="FILE",
+    ),
     "pick-hook": Option(
         "import path of the function that picks a tree's leaves, in place of the default", metavar="PATH"
     ),
     "finish-hook": Option(
         "import path of the function that finishes a tree's samples, in place of the default", metavar="PATH"
+    ),
+    "metrics-port": Option(
+        "port of a worker's /metrics, /health and /ready; not opened without it",
+        parse=_at_least(0),
+        metavar="PORT",
+    ),
+    "log-format": Option(
+        "how log lines look; console on a terminal and json elsewhere if not given",
+        choices=LOG_FORMATS,
+        metavar="|".join(LOG_FORMATS),
     ),
     "workers": Option("assemblies that run at the same time", 1, _at_least(1), metavar="N"),
     "archive-url": Option(
@@ -165,6 +183,7 @@ API: Final = (
     "mode",
     "matcher",
     "redis-url",
+    "tokens-file",
     "engine-timeout-s",
 )
 ASSEMBLER: Final = (
@@ -176,7 +195,11 @@ ASSEMBLER: Final = (
     "pick-hook",
     "finish-hook",
     "archive-url",
+    "host",
+    "metrics-port",
 )
+LOGS: Final = ("log-format",)
+"""Of every process: not a setting of what it does."""
 ALL: Final = tuple(OPTIONS)
 
 _OTHER_VARIABLES: Final = frozenset({f"{PREFIX}CACHE_DIR"})
@@ -272,8 +295,8 @@ def flags(settings: Mapping[str, Setting], names: Iterable[str]) -> list[str]:
 
 
 def masked(value: Any) -> str:
-    """The value as it may be shown: a URL without its password."""
-    text = "" if value is None else str(value)
+    """The value as it may be shown: a URL without its password, wherever that stands."""
+    text = re.sub(r"([?&]\w*password=)[^&]*", r"\1***", "" if value is None else str(value))
     parts = urlsplit(text)
     if not parts.password:
         return text

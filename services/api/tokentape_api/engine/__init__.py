@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+import httpx
+
 from tokentape_api.engine.client import HttpEngine
 from tokentape_api.engine.port import Check, Engine, EngineRefusal, Generated, Wanted
 from tokentape_api.engine.sglang import SGLangEngine
@@ -13,13 +15,18 @@ ADAPTERS: Final[Mapping[str, type[HttpEngine]]] = {"sglang": SGLangEngine, "vllm
 """Engine (of `tokentape_api.settings.ENGINES`) → adapter."""
 
 
-def connect_engine(settings: ApiSettings) -> HttpEngine:
-    """The engine of these settings. Connects to nothing yet."""
+def connect_engine(settings: ApiSettings, transport: httpx.AsyncBaseTransport | None = None) -> HttpEngine:
+    """The engine of these settings. Connects to nothing yet.
+
+    Args:
+        transport: replaces the network, for tests.
+    """
     return ADAPTERS[settings.engine](
         settings.engine_url,
         timeout_s=settings.engine_timeout_s,
         replay=wanted(settings),
         incremental=settings.replay == "incremental",
+        transport=transport,
     )
 
 

@@ -4,7 +4,6 @@ An adapter adds what differs: which fields ask for a generation, and the rules o
 """
 
 import asyncio
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,6 +17,7 @@ from tokentape_api.engine.answer import Answer, Sent
 from tokentape_api.engine.body import Body
 from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Forwarded, Generated, Wanted
 from tokentape_api.engine.probe import Probe
+from tokentape_api.engine.transport import forwarding_transport, generation_transport
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable
 from tokentape_contracts.events import Ids
@@ -28,9 +28,6 @@ _PIECE: Final = 64 * 1024
 """Bytes of an answer that are searched and decoded before the event loop turns."""
 _INLINE: Final = 64 * 1024
 """An answer up to this size is parsed on the event loop, a larger one in a thread."""
-_RECEIVE_BUFFER: Final = 128 * 1024
-"""Of each connection. uvloop empties a socket without a pause: 6 MiB, which Linux allows by default, stop the
-loop for 20 ms."""
 
 
 class HttpEngine(ABC):
@@ -58,13 +55,17 @@ class HttpEngine(ABC):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._shown_url = str(httpx.URL(self._base_url).copy_with(userinfo=b""))
+        """What agents may read in an error."""
         self._timeout_s = timeout_s
         self._probe = Probe(self._ask, replay, incremental)
+        timeout = httpx.Timeout(timeout_s, connect=10.0, pool=timeout_s)
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=timeout_s),
-            transport=transport or _transport(),
-            trust_env=False,
+            timeout=timeout, transport=transport or forwarding_transport(), trust_env=False
         )
+        self._generation = transport or generation_transport()
+        self._generation_url = httpx.URL(f"{self._base_url}/v1/chat/completions")
+        self._extensions = {"timeout": timeout.as_dict()}
 
     @abstractmethod
     def fields(self, prompt: Ids, replay: Mapping[str, Wanted]) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class HttpEngine(ABC):
     ) -> AsyncIterator[Forwarded]:
         url = httpx.URL(f"{self._base_url}/{path}", query=query.encode() or None)
         sent = proxy_headers.to_engine(session_id, headers)
-        with _engine_errors(self._base_url):
+        with _engine_errors(self._shown_url):
             async with self._client.stream(method, url, content=body, headers=sent) as response:
                 received = proxy_headers.to_client(session_id, self._base_url, response.headers)
                 yield Forwarded(response.status_code, received, response.aiter_bytes())
@@ -94,7 +95,7 @@ class HttpEngine(ABC):
     async def ready(self) -> None:
         is_healthy = False
         try:
-            with _engine_errors(self._base_url):
+            with _engine_errors(self._shown_url):
                 response = await self._client.get(f"{self._base_url}/health", timeout=limits.READY_TIMEOUT_S)
             if response.status_code != 200:
                 raise EngineUnavailable(f"the engine's /health answers {response.status_code}")
@@ -109,6 +110,7 @@ class HttpEngine(ABC):
     async def close(self) -> None:
         await self._probe.close()
         await self._client.aclose()
+        await self._generation.aclose()
 
     async def _ask(self, session_id: str, sent: Sent, request: Mapping[str, Any]) -> Answer:
         """An answer whose rules have not been checked."""
@@ -129,36 +131,35 @@ class HttpEngine(ABC):
         )
         sent_headers = {
             **proxy_headers.to_engine(session_id, headers),
-            "content-type": "application/json",
+            b"content-type": b"application/json",
             # A compressed answer would come in pieces of unknown size, and base64 is not worth it on a LAN.
-            "accept-encoding": "identity",
+            b"accept-encoding": b"identity",
         }
-        url = f"{self._base_url}/v1/chat/completions"
-        with _engine_errors(self._base_url):
-            # httpx's own timeouts begin anew with every chunk.
-            async with (
-                asyncio.timeout(self._timeout_s),
-                self._client.stream("POST", url, content=content, headers=sent_headers) as response,
-            ):
-                if response.status_code != 200:
-                    raise await _refusal(response)
-                body = Body(sent.replay, self.answer_class.new_values)
-                async for piece in _pieces(response):
-                    body.feed(piece)
+        # Not by the client: its cookies, redirects and hooks are not wanted, and cost as much as the rest.
+        post = httpx.Request(
+            "POST",
+            self._generation_url,
+            content=content,
+            headers=sent_headers,
+            extensions=self._extensions,
+        )
+        with _engine_errors(self._shown_url):
+            # The transport's own timeouts begin anew with every chunk.
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._generation.handle_async_request(post)
+                try:
+                    if response.status_code != 200:
+                        raise await _refusal(response)
+                    body = Body(sent.replay, self.answer_class.new_values)
+                    async for piece in _pieces(response):
+                        body.feed(piece)
+                finally:
+                    await response.aclose()
 
         def read() -> T:
             return use(self.answer_class(body, sent))
 
         return read() if body.size <= _INLINE else await asyncio.to_thread(read)
-
-
-def _transport() -> httpx.AsyncHTTPTransport:
-    connections = limits.ENGINE_CONNECTIONS
-    return httpx.AsyncHTTPTransport(
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)],
-        trust_env=False,
-    )
 
 
 async def _refusal(response: httpx.Response) -> EngineRefusal:

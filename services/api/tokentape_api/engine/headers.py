@@ -21,15 +21,23 @@ _HOP_BY_HOP = frozenset(
 _FRAMING = frozenset({"accept-encoding", "content-encoding", "content-length", "expect", "host"})
 """The transport of each side writes its own."""
 _CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key", "api-key"})
+"""They are for us, not for the engine."""
 _IDENTITY = frozenset({"date", "server", "set-cookie"})
 """Ours stand in the answer already, and strict clients refuse them twice."""
 
 
-def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """The client's headers for the engine, with the routing key by which a router keeps cache affinity."""
+def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """The client's headers for the engine, with the routing key by which a router keeps cache affinity.
+
+    They are the bytes that came in: Starlette reads any as Latin-1, httpx would refuse all but ASCII.
+    """
     dropped = _HOP_BY_HOP | _FRAMING | _CREDENTIALS | {ROUTING_HEADER.lower()} | _named_in_connection(headers)
-    kept = {name.lower(): value for name, value in headers.items() if name.lower() not in dropped}
-    return {**kept, ROUTING_HEADER: session_id}
+    kept = {
+        name.lower().encode("latin-1"): value.encode("latin-1")
+        for name, value in headers.items()
+        if name.lower() not in dropped
+    }
+    return {**kept, ROUTING_HEADER.encode(): session_id.encode()}
 
 
 def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -45,4 +53,6 @@ def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dic
 
 
 def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in headers.get("connection", "").split(","))
+    """Also if there are several such headers."""
+    named = [value for name, value in headers.items() if name.lower() == "connection"]
+    return frozenset(name.strip().lower() for name in ",".join(named).split(","))

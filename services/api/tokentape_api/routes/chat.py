@@ -13,8 +13,10 @@ from tokentape_contracts import limits
 async def chat_completions(request: Request) -> Response:
     """Generates and records one turn."""
     services: Services = request.app.state.services
-    chat = ChatRequest.parse(await read_body(request, limits.CHAT_BODY_BYTES))
-    answer = await services.recorder.chat(request.path_params["sid"], chat, request.headers)
+    session_id = request.path_params["sid"]
+    with services.telemetry.turn(session_id, request.headers):
+        chat = ChatRequest.parse(await read_body(request, limits.CHAT_BODY_BYTES))
+        answer = await services.recorder.chat(session_id, chat, request.headers)
     if chat.stream:
         events = stream.chunks(answer, include_usage=chat.include_usage)
         return StreamingResponse(

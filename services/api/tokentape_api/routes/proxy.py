@@ -1,42 +1,114 @@
 """The catch-all: anything else under `/sessions/{sid}/…` goes to the engine."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Final
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from tokentape_api.auth import caller_of
 from tokentape_api.bodies import read_body
 from tokentape_api.engine.port import Forwarded
 from tokentape_api.services import Services
 from tokentape_contracts import limits
-from tokentape_contracts.errors import InvalidRequest, RouteNotFound, SessionDeleted
+from tokentape_contracts.errors import Forbidden, InvalidRequest, RouteNotFound, SessionDeleted
 
-_OWN = frozenset({"", "samples", "v1/chat/completions"})
+_OWN: Final = frozenset({"", "samples", "v1/chat/completions"})
 """Paths below a session that are ours."""
+
+GENERATING: Final = frozenset(
+    {
+        "api/chat",
+        "api/generate",
+        "chat/completions",
+        "completions",
+        "generate",
+        "generate_from_file",
+        "inference/v1/generate",
+        "invocations",
+        "v1/audio/transcriptions",
+        "v1/audio/translations",
+        "v1/batches",
+        "v1/completions",
+        "v1/interactions",
+        "v1/messages",
+        "v1/realtime",
+        "v1/responses",
+        "vertex_generate",
+    }
+)
+"""Paths at which SGLang, vLLM and their routers generate; what came of it would be recorded nowhere."""
+
+HARMLESS: Final = frozenset(
+    {
+        "detokenize",
+        "get_model_info",
+        "health",
+        "model_info",
+        "ping",
+        "tokenize",
+        "v1/detokenize",
+        "v1/models",
+        "v1/tokenize",
+        "version",
+    }
+)
+"""Paths that the scope `agent` reaches. At the others an engine may be paused, reloaded or shut down, or show
+its own key: a token that lies in an agent's sandbox must not do that."""
+
+_ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 
 
 async def forward(request: Request) -> Response:
     """Forwards a request of an existing session, unrecorded, to the same path under the engine's URL."""
     services: Services = request.app.state.services
     session_id, path = request.path_params["sid"], request.path_params["path"]
-    if path.strip("/") in _OWN:
+    query = request.scope["query_string"].decode("latin-1")
+    _check(path, query)
+    name = "/".join(part for part in path.split("/") if part).lower()
+    if name in _OWN:
         # A slash too many: forwarded, it would reach the engine and be recorded nowhere.
-        raise RouteNotFound(f"there is no {request.url.path}; leave out the trailing slash")
-    if any(part in (".", "..") for part in path.split("/")) or not path.isprintable():
-        raise InvalidRequest("the path may not leave the engine's root")
+        raise RouteNotFound(f"there is no {request.scope['path']}; spell it without the superfluous slash")
+    if name in GENERATING:
+        raise RouteNotFound(
+            f"{path} is not forwarded: nobody would record what the engine generates there. Use "
+            "v1/chat/completions"
+        )
+    if path.startswith("/") or "//" in path:
+        raise InvalidRequest("the path has an empty part: two slashes in a row")
+    if name not in HARMLESS and not name.startswith("v1/models/") and not caller_of(request).may("admin"):
+        raise Forbidden(f"{path} of the engine needs the scope 'admin'")
     state = await services.sessions.load(session_id)
     if state.sealed is not None:
         raise SessionDeleted("the session was deleted")
     body = await read_body(request, limits.PROXY_BODY_BYTES)
     stack = AsyncExitStack()
     forwarded = await stack.enter_async_context(
-        services.engine.forward(
-            session_id, request.method, quote(path), request.url.query, request.headers, body
-        )
+        services.engine.forward(session_id, request.method, quote(path), query, request.headers, body)
     )
     return StreamingResponse(_body(stack, forwarded), forwarded.status, forwarded.headers)
+
+
+def _check(path: str, query: str) -> None:
+    """Refuses what an engine, or a router before it, could read as another path than we do.
+
+    Args:
+        path: decoded once.
+
+    Raises:
+        InvalidRequest: what is wrong.
+    """
+    if len(path) + len(query) > limits.PROXY_TARGET_CHARS:
+        raise InvalidRequest(f"path and query are longer than {limits.PROXY_TARGET_CHARS} characters")
+    if not path.isprintable() or "\ufffd" in path or not (query.isascii() and query.isprintable()):
+        raise InvalidRequest("path and query must be printable characters in UTF-8, percent-encoded")
+    if any(part in (".", "..") for part in re.split(r"[/\\]", path)):
+        raise InvalidRequest("the path may not leave the engine's root")
+    if _ESCAPE.search(path):
+        raise InvalidRequest("the path is percent-encoded twice")
 
 
 async def _body(stack: AsyncExitStack, forwarded: Forwarded) -> AsyncIterator[bytes]:

@@ -1,9 +1,11 @@
 """`POST /sessions/{sid}/samples`: one request, one binary reply."""
 
+import asyncio
 import time
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from tokentape_api.bodies import read_body
@@ -21,6 +23,8 @@ from tokentape_contracts.http import (
 from tokentape_contracts.jobs import AssembleJob, StoredResult
 from tokentape_contracts.samples import SUPPORTED_CONTRACTS
 
+T = TypeVar("T")
+
 _BINARY: Final = "application/octet-stream"
 
 
@@ -28,7 +32,25 @@ async def collect_samples(request: Request) -> Response:
     """Assembles the session's samples on a worker, as of now: later turns and a DELETE change nothing."""
     services: Services = request.app.state.services
     began = time.perf_counter()
-    session_id = request.path_params["sid"]
+    telemetry, session_id = services.telemetry, request.path_params["sid"]
+    with telemetry.collect(session_id, request.headers):
+        job, result = await _collect(services, session_id, request)
+    stages = _stages(result, (time.perf_counter() - began) * 1000)
+    telemetry.collected(result.size, stages)
+    headers = {
+        CONTRACT_HEADER: str(job.contract),
+        DIGEST_HEADER: f"sha-256={result.digest}",
+        "Server-Timing": ", ".join(f"{name};dur={ms:.2f}" for name, ms in stages.items()),
+    }
+    if result.parts <= 1:
+        return Response(result.first, headers=headers, media_type=_BINARY)
+    # The length tells the client whether all parts came.
+    headers["Content-Length"] = str(result.size)
+    payload = services.collector.payload(job, result)
+    return StreamingResponse(payload, headers=headers, media_type=_BINARY)
+
+
+async def _collect(services: Services, session_id: str, request: Request) -> tuple[AssembleJob, StoredResult]:
     contract = choose_contract(request.headers.get(ACCEPT_CONTRACT_HEADER), SUPPORTED_CONTRACTS)
     wanted = SamplesRequest.parse(await read_body(request, limits.SMALL_BODY_BYTES))
     tail = await services.store.tail(session_id)
@@ -43,25 +65,39 @@ async def collect_samples(request: Request) -> Response:
         contract=contract,
         max_seq_len=wanted.max_seq_len,
         metadata=wanted.metadata,
+        trace=services.telemetry.tracing.headers() or None,
     )
-    result = await services.collector.collect(job, wanted.deadline_s)
+    result = await _while_connected(request, services.collector.collect(job, wanted.deadline_s))
     if result.error is not None:
         raise result.error
-    headers = {
-        CONTRACT_HEADER: str(contract),
-        DIGEST_HEADER: f"sha-256={result.digest}",
-        "Server-Timing": _server_timing(result, (time.perf_counter() - began) * 1000),
-    }
-    if result.parts <= 1:
-        return Response(result.first, headers=headers, media_type=_BINARY)
-    # The length tells the client whether all parts came.
-    headers["Content-Length"] = str(result.size)
-    payload = services.collector.payload(job, result)
-    return StreamingResponse(payload, headers=headers, media_type=_BINARY)
+    return job, result
 
 
-def _server_timing(result: StoredResult, total_ms: float) -> str:
-    """W3C Server-Timing, milliseconds; `queue` is what the worker's stages do not account for."""
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives; it is cancelled if the client goes away, so that it holds no worker for nobody.
+
+    Raises:
+        ClientDisconnect: the client is gone.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for unfinished in (task, gone):
+            unfinished.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _stages(result: StoredResult, total_ms: float) -> dict[str, float]:
+    """Stage → milliseconds; `queue` is what the worker's stages do not account for."""
     queue_ms = max(0.0, total_ms - sum(result.timing_ms.values()))
-    stages = {"queue": queue_ms, **result.timing_ms}
-    return ", ".join(f"{name};dur={ms:.2f}" for name, ms in stages.items())
+    return {"queue": queue_ms, **result.timing_ms}

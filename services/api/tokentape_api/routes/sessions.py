@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokentape_api.auth import caller_of
 from tokentape_api.bodies import read_body
 from tokentape_api.responses import JSON, json_response
 from tokentape_api.services import Services
@@ -16,6 +17,7 @@ from tokentape_contracts import limits
 from tokentape_contracts.errors import SessionDeleted
 from tokentape_contracts.events import ReplaySpec, SessionOpened, SessionSealed
 from tokentape_contracts.http import OpenRequest
+from tokentape_core import logs
 from tokentape_core.comparison import comparison
 from tokentape_core.domain import view
 from tokentape_core.domain.state import SessionState
@@ -38,10 +40,12 @@ async def open_session(request: Request) -> Response:
         labels=wanted.labels,
         pins=wanted.pins,
         replay=_replay(settings),
-        tenant="",
+        tenant=caller_of(request).tenant,
         opened_at=time.time(),
     )
     await services.store.open(session_id, opened)
+    services.telemetry.sessions_opened.inc()
+    logs.note(opened=session_id)
     return json_response({"session_id": session_id})
 
 
@@ -86,4 +90,5 @@ async def delete_session(request: Request) -> Response:
     services: Services = request.app.state.services
     sealed = SessionSealed(id=uuid.uuid4().hex, reason="deleted", sealed_at=time.time())
     await services.store.seal(request.path_params["sid"], sealed)
+    services.telemetry.sessions_deleted.inc()
     return Response(status_code=204)

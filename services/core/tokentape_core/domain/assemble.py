@@ -36,11 +36,13 @@ class Assembly:
         samples: in order.
         session_metadata: about the whole session.
         empty_reason: why there is no sample, or None.
+        picked: leaves that were to become samples, the too long ones included.
     """
 
     samples: list[Sample]
     session_metadata: dict[str, Any]
     empty_reason: str | None = None
+    picked: int = 0
 
 
 def assemble(
@@ -74,11 +76,14 @@ def assemble(
     if state.head is None:
         return Assembly([], about, "no_records")
     if state.opened.mode == "tree":
-        samples = _tree_samples(state, decode, max_seq_len, metadata or {}, hooks, compare, stored)
+        picked = _picked(leaves(state), hooks.pick)
+        samples = _tree_samples(picked, state, decode, max_seq_len, metadata or {}, hooks, compare, stored)
+        count = len(picked)
     else:
         built = path_sample(state.head.path, state.opened, decode, max_seq_len, stored)
         samples = [built[0]] if built else []
-    return Assembly(samples, about, None if samples else "all_truncated")
+        count = 1
+    return Assembly(samples, about, None if samples else "all_truncated", count)
 
 
 def replay_turns(state: SessionState) -> list[Turn]:
@@ -91,6 +96,7 @@ def replay_turns(state: SessionState) -> list[Turn]:
 
 
 def _tree_samples(
+    picked: Sequence[Leaf],
     state: SessionState,
     decode: Decode,
     max_seq_len: int | None,
@@ -100,7 +106,7 @@ def _tree_samples(
     stored: Stored,
 ) -> list[Sample]:
     items = []
-    for leaf in _picked(leaves(state), hooks.pick):
+    for leaf in picked:
         built = path_sample(leaf.path, state.opened, decode, max_seq_len, stored)
         if built is not None:
             sample, spans = built

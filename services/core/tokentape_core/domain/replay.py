@@ -132,8 +132,8 @@ def restore(turn: Turn, kind: str, stored: Stored, first: int | None = None) -> 
         held = _stored_rows(at, kind, stored)
         if held.shape[1:] != values.shape[1:]:
             raise StreamCorrupt(
-                f"turn {turn.seq}: rows of {kind}, {blob.layers} × {blob.topk} numbers each, are said to equal "
-                f"those of turn {at.seq}, which have {source.layers} × {source.topk}"
+                f"turn {turn.seq}: rows of {kind} with {blob.layers} × {blob.topk} numbers cannot equal "
+                f"those of turn {at.seq}, with {source.layers} × {source.topk}"
             )
         for run, count in source.stored:
             rows, held = held[:count], held[count:]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tokentape_contracts import keys, limits
-from tokentape_contracts.errors import SessionDeleted, SessionNotFound, StreamCorrupt
+from tokentape_contracts.errors import SessionDeleted, SessionNotFound, StreamCorrupt, TooManySessions
 from tokentape_contracts.events import (
     OPENED_ID,
     SEALED_ID,
@@ -26,8 +26,16 @@ class MemoryStore:
         self._streams: dict[str, dict[str, Fields]] = {}
         self._blobs: dict[str, dict[str, bytes]] = {}
         self._audits: dict[str, list[RawEntry]] = {}
+        self._open: dict[str, str] = {}
+        """Open session → tenant."""
 
     async def open(self, session_id: str, event: SessionOpened) -> None:
+        if session_id not in self._streams:
+            if list(self._open.values()).count(event.tenant) >= limits.SESSIONS_PER_TENANT:
+                raise TooManySessions(
+                    f"{limits.SESSIONS_PER_TENANT} sessions are open; delete those that have ended"
+                )
+            self._open[session_id] = event.tenant
         stream = self._streams.setdefault(session_id, {OPENED_ID: encode(event)})
         if decode(stream[OPENED_ID]).id != event.id:
             raise SeqTaken(f"session {session_id} exists")
@@ -54,6 +62,7 @@ class MemoryStore:
 
     async def seal(self, session_id: str, event: SessionSealed) -> None:
         self._stream(session_id).setdefault(SEALED_ID, encode(event))
+        self._open.pop(session_id, None)
 
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None

@@ -30,7 +30,11 @@ class Store(Protocol):
     """
 
     async def open(self, session_id: str, event: SessionOpened) -> None:
-        """Begins a session under an id that was never used before."""
+        """Begins a session under an id that was never used before.
+
+        Raises:
+            TooManySessions: its tenant has `limits.SESSIONS_PER_TENANT` open ones already.
+        """
 
     async def append(
         self, session_id: str, seq: int, event: TurnRecorded, blobs: Mapping[str, bytes] = NO_BLOBS

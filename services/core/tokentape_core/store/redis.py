@@ -29,7 +29,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tokentape_contracts import keys, limits
-from tokentape_contracts.errors import SessionDeleted, SessionNotFound, StoreUnavailable, StreamCorrupt
+from tokentape_contracts.errors import (
+    EventUnsupported,
+    SessionDeleted,
+    SessionNotFound,
+    StoreUnavailable,
+    StreamCorrupt,
+    TooManySessions,
+)
 from tokentape_contracts.events import (
     OPENED_ID,
     SEALED_ID,
@@ -89,13 +96,78 @@ class _UntilDeadline(Retry):
             _trying.reset(token)
 
 
+class _Pool(redis.asyncio.BlockingConnectionPool):
+    """Connections that are tried until the deadline, and none to a server that has become a replica.
+
+    redis-py tries a refused connection again, but not one that breaks off while it is set up, as it does
+    where a server is just ending, or where a balancer has no server behind it. And it keeps connections to a
+    primary that was demoted: where an address has moved to another server, writes would be refused for ever.
+
+    Attributes:
+        demotions: how often a server refused a write as it is a replica. A connection from before the last
+            time is made anew before it is used again.
+    """
+
+    demotions = 0
+
+    @classmethod
+    def from_url(cls, url: str, **kwargs: Any) -> "_Pool":
+        pool: _Pool = super().from_url(url, **kwargs)
+        pool.connection_class = _noticing(pool.connection_class, pool)
+        return pool
+
+    async def get_connection(self, *args: Any, **kwargs: Any) -> Any:
+        async def do() -> Any:
+            connection: Any = await super(_Pool, self).get_connection(*args, **kwargs)
+            if connection.demotions != self.demotions:
+                try:
+                    await connection.disconnect()
+                    await connection.connect()
+                except BaseException:
+                    await self.release(connection)
+                    raise
+                connection.demotions = self.demotions
+            return connection
+
+        async def fail(_: RedisError) -> None: ...
+
+        return await self.connection_kwargs["retry"].call_with_retry(do, fail)
+
+    async def ensure_connection(self, connection: Any) -> None:
+        """Connects, and does not look whether unread data waits, which would cost as much as a command.
+
+        A command that is given up in the middle closes its connection, and one that meets a closed connection
+        is tried again.
+        """
+        await connection.connect()
+
+
+def _noticing(base: Any, pool: _Pool) -> Any:
+    """The connection class, with a note to the pool when its server is no primary any more."""
+
+    class Noticing(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.demotions = pool.demotions
+
+        async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return await super().read_response(*args, **kwargs)
+            except ReadOnlyError:
+                if self.demotions == pool.demotions:
+                    pool.demotions += 1
+                raise
+
+    return Noticing
+
+
 def connect(url: str, *, timeout_s: float | None = _SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
     """A client that survives a restart of the server: lost connections are tried again with backoff.
 
     Sending a command again is safe for every command that Tokentape uses. Nothing connects before the first
     command. `timeout_s` bounds the wait for a reply; None for a client that blocks on purpose.
     """
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
+    pool = _Pool.from_url(
         url,
         max_connections=limits.STORE_CONNECTIONS,
         timeout=limits.STORE_RETRY_S,
@@ -145,6 +217,7 @@ class RedisStore:
         self._retention_s = retention_s
 
     async def open(self, session_id: str, event: SessionOpened) -> None:
+        await self._count(session_id, event.tenant)
         outcome = await self._add(session_id, OPENED_ID, event)
         if outcome == "refused" and await self._uuid_at(session_id, OPENED_ID) != event.id:
             raise SeqTaken(f"session {session_id} exists")
@@ -171,11 +244,14 @@ class RedisStore:
 
     async def seal(self, session_id: str, event: SessionSealed) -> None:
         # Before the seal: a session that is sealed and not in the index would never be archived.
-        await self._index(session_id)
+        tenant = await self._index(session_id)
         if await self._add(session_id, SEALED_ID, event) == "missing":
             async with redis_errors():
                 await self._client.zrem(keys.SEALED, session_id)
             raise SessionNotFound("there is no such session")
+        if tenant is not None:
+            async with redis_errors():
+                await self._client.zrem(keys.tenant(tenant), session_id)
 
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None
@@ -268,8 +344,29 @@ class RedisStore:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _index(self, session_id: str) -> None:
-        """Adds a session to those that are to be archived.
+    async def _count(self, session_id: str, tenant: str) -> None:
+        """Counts a session that is about to be opened among its tenant's, or raises `TooManySessions`.
+
+        First it counts and then it looks, so that openings at the same time cannot pass the limit together.
+        It counts for as long as an idle session lives: one whose opener died frees its place by itself, and
+        so does one that is used for longer.
+        """
+        key, now = keys.tenant(tenant), time.time()
+        pipe = self._client.pipeline(transaction=True)
+        pipe.zremrangebyscore(key, "-inf", now)
+        pipe.zadd(key, {session_id: now + self._idle_s})
+        pipe.zcard(key)
+        pipe.expire(key, self._idle_s)
+        async with redis_errors():
+            _, _, count, _ = await pipe.execute()
+            if count > limits.SESSIONS_PER_TENANT:
+                await self._client.zrem(key, session_id)
+                raise TooManySessions(
+                    f"{limits.SESSIONS_PER_TENANT} sessions are open; delete those that have ended"
+                )
+
+    async def _index(self, session_id: str) -> str | None:
+        """Adds a session to those that are to be archived, and says whose it is.
 
         Without an archive nobody takes them out again. What is older than twice the retention goes: the
         sessions were gone after one, and a worker had another to say so.
@@ -278,8 +375,14 @@ class RedisStore:
         pipe = self._client.pipeline(transaction=False)
         pipe.zadd(keys.SEALED, {session_id: now}, nx=True)
         pipe.zremrangebyscore(keys.SEALED, "-inf", now - 2 * self._retention_s)
+        pipe.xrange(keys.events(session_id), min=OPENED_ID, max=OPENED_ID)
         async with redis_errors():
-            await pipe.execute()
+            _, _, rows = await pipe.execute()
+        try:
+            opened = decode(rows[0][1]) if rows else None
+        except (EventUnsupported, StreamCorrupt):  # can be ended all the same
+            return None
+        return opened.tenant if isinstance(opened, SessionOpened) else None
 
     async def _uuid_at(self, session_id: str, entry_id: str) -> str | None:
         async with redis_errors():

@@ -1,0 +1,64 @@
+"""Around every request: its log line and its metrics."""
+
+import logging
+import re
+import time
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokentape_api.telemetry import OTHER_ROUTE, Telemetry
+from tokentape_contracts import limits
+from tokentape_contracts.errors import InternalError
+from tokentape_core import logs
+
+log = logging.getLogger("tokentape.api")
+
+_SESSION: Final = re.compile(rf"/sessions/([\w-]{{1,{limits.SESSION_ID_CHARS}}})(?:/|$)", re.ASCII)
+_QUIET: Final = frozenset({"GET /health", "GET /ready", "GET /metrics"})
+"""Asked every few seconds: their lines are at level DEBUG unless they fail."""
+
+
+class Observed:
+    """ASGI middleware; stands outside of everything that can refuse a request."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self._app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        began = time.perf_counter()
+        session = _SESSION.match(scope["path"])
+        ids = {"session": session[1]} if session else {}
+        with logs.canonical(log, "request", **ids) as line:
+            try:
+                await self._app(scope, receive, observed)
+            except Exception:
+                # The reply is written further out.
+                line["code"] = InternalError.code
+                raise
+            finally:
+                route = scope["route"].name if "route" in scope else OTHER_ROUTE
+                self._telemetry.requests[route, f"{min(max(status // 100, 2), 5)}xx"].inc()
+                self._telemetry.request_seconds[route].observe(time.perf_counter() - began)
+                if "code" in line:
+                    self._telemetry.errors[line["code"]].inc()
+                line |= {"method": scope["method"], "route": route, "status": status}
+                caller = scope.get("state", {}).get("caller")
+                if caller is not None and caller.name:
+                    line["caller"] = caller.name
+                if status >= 500:
+                    line["level"] = logging.WARNING
+                elif route in _QUIET:
+                    line["level"] = logging.DEBUG

@@ -1,0 +1,54 @@
+"""uvicorn's HTTP protocol with a bound on what comes before a body.
+
+llhttp takes a URL and headers of any length, and whoever reaches the port could fill the memory with them.
+"""
+
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tokentape_contracts import limits
+
+_REST: Final = 64
+"""Method, version and line ends: what the parser does not tell of."""
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """Answers 400 and hangs up once a request's head is longer than `limits.HEAD_BYTES`."""
+
+    _head_bytes = 0
+    """Of the head that is being read: what the parser has told of it, or what came in if that is more."""
+    _is_in_head = True
+    _completed = 0
+    """Requests that have been read."""
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._head_bytes, self._is_in_head = 0, True
+        self._completed += 1
+
+    def data_received(self, data: bytes) -> None:
+        before, was_in_head = (self._completed, self._head_bytes), self._is_in_head
+        super().data_received(data)
+        # A header that has not ended yet is kept by the parser, which tells nobody how long it is.
+        if was_in_head and self._is_in_head and before[0] == self._completed:
+            self._head_bytes = max(self._head_bytes, before[1] + len(data))
+            if self._head_bytes > limits.HEAD_BYTES + _REST and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > limits.HEAD_BYTES:
+            raise ValueError("the head of the request is too long")  # uvicorn makes a 400 of it
