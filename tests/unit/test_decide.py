@@ -71,14 +71,25 @@ def test_the_first_turn_may_be_retried() -> None:
     assert _at(state, []) == (0, [])
 
 
-def test_a_retried_first_turn_is_continued() -> None:
-    """After a retry the newest turn is the head; the one that it replaced is not continued."""
+def test_either_answer_to_one_request_is_continued() -> None:
+    """After a retry the newest turn is the head; one that was told the other goes on from it."""
     state = state_of(
         turn(messages=[*FIRST, assistant("old")]),
         turn(messages=[*FIRST, assistant("new")]),
     )
     assert _at(state, [*FIRST, assistant("new"), user("q2")]) == (2, [user("q2")])
-    assert _at(state, [*FIRST, assistant("old"), user("q2")])[0] == 0
+    assert _at(state, [*FIRST, assistant("old"), user("q2")]) == (1, [user("q2")])
+
+
+def test_a_late_answer_does_not_cut_off_what_was_told() -> None:
+    """A turn that is recorded late, from an earlier parent, leaves the branch that went on continued."""
+    state = state_of(
+        turn(messages=[*FIRST, assistant("told")]),
+        turn(parent=1, keep=4, messages=[user("q2"), assistant("a2")]),
+        turn(messages=[*FIRST, assistant("late")]),
+    )
+    told = [*FIRST, assistant("told"), user("q2"), assistant("a2"), user("q3")]
+    assert _at(state, told) == (2, [user("q3")])
 
 
 def test_examples_by_the_client_are_no_turns() -> None:

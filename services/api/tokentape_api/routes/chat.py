@@ -5,6 +5,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tokentape_api import stream
 from tokentape_api.bodies import ChatRequest, read_body
+from tokentape_api.connected import while_connected
 from tokentape_api.responses import json_response
 from tokentape_api.services import Services
 from tokentape_contracts import limits
@@ -16,7 +17,8 @@ async def chat_completions(request: Request) -> Response:
     session_id = request.path_params["sid"]
     with services.telemetry.turn(session_id, request.headers):
         chat = ChatRequest.parse(await read_body(request, limits.CHAT_BODY_BYTES))
-        answer = await services.recorder.chat(session_id, chat, request.headers)
+        work = services.recorder.chat(session_id, chat, request.headers)
+        answer = await while_connected(request, work)
     if chat.stream:
         events = stream.chunks(answer, include_usage=chat.include_usage)
         return StreamingResponse(

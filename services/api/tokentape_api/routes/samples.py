@@ -1,14 +1,13 @@
 """`POST /sessions/{sid}/samples`: one request, one binary reply."""
 
-import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tokentape_api.bodies import read_body
+from tokentape_api.connected import while_connected
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 from tokentape_contracts.errors import SessionDeleted, SessionNotFound
@@ -22,8 +21,6 @@ from tokentape_contracts.http import (
 )
 from tokentape_contracts.jobs import AssembleJob, StoredResult
 from tokentape_contracts.samples import SUPPORTED_CONTRACTS
-
-T = TypeVar("T")
 
 _BINARY: Final = "application/octet-stream"
 
@@ -67,34 +64,10 @@ async def _collect(services: Services, session_id: str, request: Request) -> tup
         metadata=wanted.metadata,
         trace=services.telemetry.tracing.headers() or None,
     )
-    result = await _while_connected(request, services.collector.collect(job, wanted.deadline_s))
+    result = await while_connected(request, services.collector.collect(job, wanted.deadline_s))
     if result.error is not None:
         raise result.error
     return job, result
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives; it is cancelled if the client goes away, so that it holds no worker for nobody.
-
-    Raises:
-        ClientDisconnect: the client is gone.
-    """
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        for unfinished in (task, gone):
-            unfinished.cancel()
-        await asyncio.wait({task, gone})
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _stages(result: StoredResult, total_ms: float) -> dict[str, float]:

@@ -56,8 +56,9 @@ def ensure_open(state: SessionState) -> None:
 def position(state: SessionState, messages: Sequence[dict[str, Any]], matcher: Matcher) -> Position:
     """Finds the turn that a request continues: the deepest whose whole message path begins the request.
 
-    A linear session's request may continue the head, or step back over the newest turn (a retry, also of the
-    first turn). In tree mode any turn can be continued, and a request that continues none begins a new root.
+    A linear session's request may continue the head, or step back over the newest turn: a retry, also of the
+    first turn, or the continuation of another answer to the same request. In tree mode any turn can be
+    continued, and a request that continues none begins a new root.
 
     Raises:
         CannotExtend: a linear session's request jumps further back than that.
@@ -73,14 +74,7 @@ def position(state: SessionState, messages: Sequence[dict[str, Any]], matcher: M
 
 
 def _in_tree(state: SessionState, messages: Sequence[Message], matcher: Matcher) -> Turn | None:
-    """The deepest repeated turn; of equally deep ones the newest."""
-    repeated = {0}
-    deepest: Turn | None = None
-    for turn in state.turns:
-        if turn.event.parent in repeated and _is_repeated(turn, messages, matcher):
-            repeated.add(turn.seq)
-            if deepest is None or turn.messages >= deepest.messages:
-                deepest = turn
+    deepest = _deepest(state, messages, matcher)
     if deepest is not None and deepest.event.finish == "length":
         raise TurnTruncated(
             f"the request continues turn {deepest.seq}, which was cut at its length; branch off before it, "
@@ -90,6 +84,11 @@ def _in_tree(state: SessionState, messages: Sequence[Message], matcher: Matcher)
 
 
 def _on_line(state: SessionState, messages: Sequence[Message], matcher: Matcher) -> Turn | None:
+    """The head if it is repeated, else the turn before it, or what another turn than the head made of that.
+
+    Of two requests that were sent for one turn, the slower may be recorded last, after its client had given
+    it up: the conversation goes on from the other.
+    """
     path = state.head.path if state.head else []
     matched = _matching_turns(path, messages, matcher)
     left_out = len(path) - matched
@@ -99,7 +98,19 @@ def _on_line(state: SessionState, messages: Sequence[Message], matcher: Matcher)
             f"the request continues turn {matched} of {len(path)}: {differs}. A linear session may step back "
             f"over {MAX_STEP_BACK} turn, not {left_out}"
         )
-    return path[matched - 1] if matched else None
+    return _deepest(state, messages, matcher) if left_out else state.head
+
+
+def _deepest(state: SessionState, messages: Sequence[Message], matcher: Matcher) -> Turn | None:
+    """The deepest repeated turn; of equally deep ones the newest."""
+    repeated = {0}
+    deepest: Turn | None = None
+    for turn in state.turns:
+        if turn.event.parent in repeated and _is_repeated(turn, messages, matcher):
+            repeated.add(turn.seq)
+            if deepest is None or turn.messages >= deepest.messages:
+                deepest = turn
+    return deepest
 
 
 def _matching_turns(path: Sequence[Turn], messages: Sequence[Message], matcher: Matcher) -> int:

@@ -1,0 +1,60 @@
+"""One deployment for the whole folder, a seed that is printed, and figures for the benchmark's results."""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import Cluster, cluster
+from tokentape_engine.tokenizer import chat_template, small_tokenizer
+
+SEED = int(os.environ.get("FAULT_SEED") or random.SystemRandom().randrange(2**31))
+FIGURES = os.environ.get("FAULT_FIGURES")
+"""A file that gets the figures of this run, for `benchmarks.faults`."""
+
+
+def pytest_report_header() -> str:
+    return f"faults: FAULT_SEED={SEED}"
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The deployment. It is mended after every test, not started anew."""
+    directory = tmp_path_factory.mktemp("faults")
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = chat_template("qwen3_training")
+    tokenizer.save_pretrained(directory / "tokenizer")
+    with pytest.MonkeyPatch.context() as patch:
+        # The workers' children import the hook.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        with cluster(directory, directory / "tokenizer", SEED) as running:
+            yield running
+    if FIGURES:
+        total = running.total
+        figures = {
+            "seed": SEED,
+            "acknowledged": total.acknowledged,
+            "unclear": total.unclear,
+            "collects": total.collects,
+            "lost": total.lost,
+            "doubled": total.doubled,
+            "faults": dict(running.faults),
+        }
+        Path(FIGURES).write_text(json.dumps(figures))
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> random.Random:
+    """The randomness of one test."""
+    print("FAULT_SEED", SEED)
+    return random.Random(f"{SEED} {request.node.name}")
+
+
+@pytest.fixture
+def sound(system: Cluster) -> Cluster:
+    """The deployment with all its processes."""
+    system.heal()
+    return system

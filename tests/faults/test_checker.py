@@ -1,0 +1,256 @@
+"""The checker complains about everything that must not be, and about nothing else."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faults.checker import Recorded, Report, check
+from tests.faults.engine import DIGEST, digest_of
+from tests.faults.history import Call, History
+from tests.support.sessions import opened, sealed, turn
+from tokentape_assembler.outcome import outcome_of
+from tokentape_contracts.events import OPENED_ID, SEALED_ID, Fields, encode
+from tokentape_contracts.http import SamplesRequest
+from tokentape_contracts.jobs import AssembleJob
+from tokentape_core.store import MemoryStore
+
+SID = "a" * 32
+
+
+def text_of(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def call(kind: Any, began: float, status: int | None = 200, **given: Any) -> Call:
+    fields = {"session": SID, "ended": began + 0.5, "deadline_s": 5.0, **given}
+    return Call(kind=kind, began=began, status=status, **fields)
+
+
+def event(seq: int) -> Any:
+    """Turn number `seq` of a conversation; its two outputs are like no other turn's."""
+    before = [n for earlier in range(1, seq) for n in (9, 10 * earlier, 10 * earlier + 1)]
+    return turn(
+        id=f"{seq:032x}",
+        parent=seq - 1,
+        keep=len(before),
+        suffix=[9],
+        output=[10 * seq, 10 * seq + 1],
+        response_id=f"r{seq}",
+        request={"user": f"a{seq}"},
+        meta={DIGEST: digest_of([*before, 9])},
+    )
+
+
+def chat(seq: int, began: float, **given: Any) -> Call:
+    """The call that was answered with turn `seq`."""
+    recorded = event(seq)
+    told = {
+        "attempt": f"a{seq}",
+        "continues": f"r{seq - 1}" if seq > 1 else "",
+        "response_id": f"r{seq}",
+        "output": tuple((token, -0.5) for token in recorded.output.tolist()),
+        "prompt_digest": recorded.meta[DIGEST],
+    }
+    return call("chat", began, **{**told, **given})
+
+
+class Story:
+    """Three turns, of which the client of the second got no answer; a collect; a DELETE; and a late chat."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, Fields]] = [
+            (OPENED_ID, encode(opened(id="0" * 32))),
+            *((f"{seq}-0", encode(event(seq))) for seq in (1, 2, 3)),
+            (SEALED_ID, encode(sealed(id="f" * 32))),
+        ]
+        self.calls = [
+            call("open", 0, mode="linear"),
+            chat(1, 1),
+            chat(2, 2, status=None, error="reset", response_id="", output=(), prompt_digest=""),
+            chat(3, 3),
+            call("chat", 4, 503, code="store_unavailable", retry="true", attempt="a4", continues="r3"),
+            call("collect", 5),
+            call("delete", 6, 204),
+            call("delete", 6.2, None, error="reset"),
+            call("chat", 7, 404, code="session_deleted", retry="false", attempt="a5", continues="r3"),
+        ]
+
+    async def deliver(self, turns: int = 3) -> None:
+        """Fills the collect's answer with what so many turns give."""
+        store = MemoryStore()
+        await store.open(SID, opened(id="0" * 32))
+        for seq in range(1, turns + 1):
+            await store.append(SID, seq, event(seq))
+        asked = SamplesRequest()
+        tail = f"{turns}-0"
+        job = AssembleJob(SID, tail, asked.digest(tail, 1), 1, None, None)
+        outcome = await outcome_of(job, store, text_of)
+        self.change("collect", 5, payload=outcome.payload, digest=outcome.digest)
+
+    def change(self, kind: str, at: float, /, **changes: Any) -> None:
+        """Replaces fields of one call."""
+        (index,) = (i for i, c in enumerate(self.calls) if (c.kind, c.began) == (kind, at))
+        self.calls[index] = dataclasses.replace(self.calls[index], **changes)
+
+    async def report(self) -> Report:
+        history = History()
+        history.calls, history.started = self.calls, len(self.calls)
+        return await check(history, {SID: Recorded(self.entries)}, text_of, allowed={"store_unavailable"})
+
+
+async def test_a_true_story_is_believed() -> None:
+    """No complaint about a history that holds, a turn of unclear outcome included; the figures are right."""
+    story = Story()
+    await story.deliver()
+    report = await story.report()
+    assert report == Report([], acknowledged=2, recorded=3, lost=0, doubled=0, unclear=1, collects=1)
+
+
+def _lose(story: Story) -> None:
+    story.entries[1:4] = story.entries[1:3]
+    story.change("collect", 5, status=None, payload=b"")
+
+
+def _double(story: Story) -> None:
+    again = dataclasses.replace(event(3), id="e" * 32)
+    story.entries.insert(4, ("4-0", encode(again)))
+
+
+def _resurrect(story: Story) -> None:
+    story.change("chat", 3, status=502, code="engine_reply_invalid", retry="false")
+
+
+def _behind_the_seal(story: Story) -> None:
+    story.entries.append(("4-0", encode(event(3))))
+
+
+def _gap(story: Story) -> None:
+    story.entries[3] = ("4-0", story.entries[3][1])
+
+
+def _wrong_token(story: Story) -> None:
+    story.change("chat", 1, output=((10, -0.5), (12, -0.5)))
+
+
+def _wrong_logprob(story: Story) -> None:
+    story.change("chat", 1, output=((10, -0.5), (11, -0.25)))
+
+
+def _wrong_prompt(story: Story) -> None:
+    changed = dataclasses.replace(event(2), suffix=np.array([8], np.int32))
+    story.entries[2] = ("2-0", encode(changed))
+
+
+def _wrong_parent(story: Story) -> None:
+    story.change("chat", 3, continues="r1")
+
+
+def _unknown(story: Story) -> None:
+    story.calls = [c for c in story.calls if c.attempt != "a2"]
+
+
+def _unsealed(story: Story) -> None:
+    del story.entries[-1]
+
+
+def _sealed_by_nobody(story: Story) -> None:
+    story.calls = [c for c in story.calls if c.kind != "delete" and c.status != 404]
+
+
+def _answered_behind_the_seal(story: Story) -> None:
+    story.change("chat", 3, began=7.5, ended=8.0)
+
+
+def _late(story: Story) -> None:
+    story.change("delete", 6, ended=60.0)
+
+
+def _defect(story: Story) -> None:
+    story.change("chat", 4, status=500, code="internal_error", retry="false")
+
+
+def _without_code(story: Story) -> None:
+    story.change("chat", 4, code="")
+
+
+def _refused(story: Story) -> None:
+    story.change("chat", 4, status=400, code="cannot_extend", retry="false")
+
+
+def _delete_refused(story: Story) -> None:
+    story.change("delete", 6.2, status=404, code="session_not_found", retry="false")
+
+
+def _wrong_payload(story: Story) -> None:
+    story.change("collect", 5, payload=b"x")
+
+
+def _foreign_payload(story: Story) -> None:
+    story.change("collect", 5, payload=b"x", digest=hashlib.sha256(b"x").hexdigest())
+
+
+LIES: dict[str, tuple[Callable[[Story], None], str]] = {
+    "a lost turn": (_lose, "INV-1: lost: chat a3"),
+    "a doubled turn": (_double, "INV-1: doubled: a3 is recorded 2 times"),
+    "a turn that was refused": (_resurrect, "INV-1: recorded, but told otherwise"),
+    "an entry behind the seal": (_behind_the_seal, "INV-3: the ids are"),
+    "a gap": (_gap, "INV-3: the ids are"),
+    "a wrong token": (_wrong_token, "INV-2: recorded as"),
+    "a wrong log-prob": (_wrong_logprob, "INV-2: recorded as"),
+    "a wrong prompt": (_wrong_prompt, "INV-2: turn 2 begins with other tokens"),
+    "a wrong parent": (_wrong_parent, "INV-4: turn 3 continues 'r2', not 'r1'"),
+    "a turn that nobody asked for": (_unknown, "INV-1: nobody asked for the recorded turn a2"),
+    "a lost seal": (_unsealed, "INV-8: lost: a DELETE was acknowledged"),
+    "a seal out of nowhere": (_sealed_by_nobody, "INV-8: sealed, and nobody"),
+    "an answer behind the seal": (_answered_behind_the_seal, "INV-3: behind the seal: chat a3"),
+    "a late answer": (_late, "INV-10: later than its 5 s: delete"),
+    "a defect": (_defect, "INV-7: not explained by a fault"),
+    "an error without a code": (_without_code, "INV-7: no code"),
+    "an odd refusal": (_refused, "INV-7: refused without a reason"),
+    "a refused DELETE": (_delete_refused, "INV-8: delete"),
+    "a payload of another digest": (_wrong_payload, "INV-9: the payload has another digest"),
+    "a payload of other events": (_foreign_payload, "INV-9: no tail of the stream gives"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lie_is_noticed(lie: str) -> None:
+    """One doctored detail of a history, or of a stream, is complained about."""
+    story = Story()
+    await story.deliver()
+    doctor, complaint = LIES[lie]
+    doctor(story)
+    report = await story.report()
+    assert any(problem.startswith(complaint) for problem in report.problems), report.problems
+
+
+async def test_samples_without_an_acknowledged_turn_are_noticed() -> None:
+    """A collect must hold every turn that was acknowledged before it began."""
+    story = Story()
+    await story.deliver(turns=2)
+    report = await story.report()
+    assert report.problems == [
+        f"INV-1: turn 3 was acknowledged, and the samples end at 2: {story.calls[5]} (session {SID})"
+    ]
+
+
+async def test_a_request_that_never_ends_is_noticed() -> None:
+    """A request without an outcome is complained about, though no call says so."""
+    history = History()
+    history.started = 1
+    report = await check(history, {}, text_of)
+    assert report.problems == ["INV-10: 1 requests never ended"]
+
+
+async def test_a_session_that_is_gone_is_noticed() -> None:
+    """An opened session must be there."""
+    story = Story()
+    history = History()
+    history.calls, history.started = story.calls[:1], 1
+    gone = await check(history, {}, text_of)
+    empty = await check(history, {SID: Recorded([])}, text_of)
+    assert [p[:5] for p in gone.problems + empty.problems] == ["INV-1", "INV-1"]
