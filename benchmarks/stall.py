@@ -1,6 +1,8 @@
 """Stalls: does one session's work delay another's request?
 
-`GET /health` is polled every 5 ms from a process of its own, first alone and then beside the work.
+`GET /health` is polled every 5 ms from a process of its own, first alone and then beside the work. The API and
+the poll have one CPU, the worker, Redis, the engine and the client the others, as pods have: else the figure is
+that of the kernel's scheduler, which lets a request wait for milliseconds where two CPUs are wanted by three.
 """
 
 import json
@@ -15,7 +17,7 @@ from typing import Any
 import httpx
 
 from benchmarks.measure import Measurement
-from benchmarks.system import LAYERS, NEW_TOKENS, TOPK, WARM_UP, collect, system
+from benchmarks.system import LAYERS, NEW_TOKENS, TOPK, WARM_UP, System, collect, system
 from tokentape_contracts import limits
 
 SECONDS = 6
@@ -34,7 +36,7 @@ def loop_stall() -> Iterator[Measurement]:
             for _ in range(WARM_UP):
                 next(collects)
             params = {"turns": TURNS, "new_tokens": NEW_TOKENS, "replay": replay}
-            yield from _stall("loop_stall", running.url, collects, params, 2.0)
+            yield from _stall("loop_stall", running, collects, params, 2.0)
 
 
 def replay_stall() -> Iterator[Measurement]:
@@ -53,19 +55,20 @@ def replay_stall() -> Iterator[Measurement]:
         messages += [chat()["message"], {"role": "user", "content": "go on"}]
         turns = (chat()["meta_info"]["prompt_tokens"] for _ in range(limits.TURNS_PER_SESSION))
         params = {"rows": next(turns), "layers": LAYERS, "topk": TOPK}
-        yield from _stall("replay_stall", running.url, turns, params)
+        yield from _stall("replay_stall", running, turns, params)
 
 
 def _stall(
-    name: str, url: str, work: Iterator[object], params: dict[str, Any], at_most: float | None = None
+    name: str, running: System, work: Iterator[object], params: dict[str, Any], at_most: float | None = None
 ) -> Iterator[Measurement]:
     """The p99 idle and beside the work, each the median over rounds, and their ratio."""
+    running.pin()
     idle, busy = [], []
     done = 0
     for _ in range(ROUNDS):
-        idle.append(_p99(_poll(url)))
+        idle.append(_p99(_poll(running.url)))
         with _repeating(work) as count:
-            busy.append(_p99(_poll(url)))
+            busy.append(_p99(_poll(running.url)))
         done += len(count)
     params = {**params, "rounds": ROUNDS, "seconds": SECONDS}
     yield Measurement(f"{name}_idle_p99", statistics.median(idle), "ms", params)
@@ -75,7 +78,7 @@ def _stall(
 
 
 def _poll(url: str) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.poll", url, str(SECONDS)]
+    command = ["taskset", "--cpu-list", "0", sys.executable, "-m", "benchmarks.poll", url, str(SECONDS)]
     times: list[float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return times
 

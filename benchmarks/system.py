@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import inspect
+import os
 import tempfile
 import typing
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from tests.support.processes import fleet, free_port, wait_for
@@ -45,6 +47,13 @@ class System:
     engine_url: str
     pids: tuple[int, ...]
     renderer: ChatRenderer
+
+    def pin(self) -> None:
+        """Gives the API process the first CPU, and this process and all its other children the rest."""
+        rest = list(range(1, os.cpu_count() or 1)) or [0]
+        here = psutil.Process()
+        for process in (here, *here.children(recursive=True)):
+            process.cpu_affinity([0] if process.pid == self.pids[0] else rest)
 
     def record(self, turns: int, seed: int, *, replay: bool = False) -> str:
         """Writes a session of so many turns, as the API would have; returns its URL."""

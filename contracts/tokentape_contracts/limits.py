@@ -71,7 +71,7 @@ STORE_RETRY_S: Final = 10.0
 """How long a command to Redis is tried again before `store_unavailable`."""
 STORE_CONNECTIONS: Final = 1024
 """Connections of one process to Redis; while all are busy, commands wait for one up to `STORE_RETRY_S`."""
-STORE_VALUE_BYTES: Final = 1 * MiB
+STORE_VALUE_BYTES: Final = MiB // 4
 """The longest single value written to Redis: longer replay rows and results are cut into parts, because a
 value of 100 MiB would stall the server for everybody."""
 RENDER_INLINE_CHARS: Final = 2_000
