@@ -1,8 +1,8 @@
 """Stalls: does one session's work delay another's request?
 
-`GET /health` is polled every 5 ms from a process of its own, first alone and then beside the work. The API and
-the poll have one CPU, the worker, Redis, the engine and the client the others, as pods have: else the figure is
-that of the kernel's scheduler, which lets a request wait for milliseconds where two CPUs are wanted by three.
+`GET /health` is polled every 5 ms from a process of its own, first alone and then beside the work. The API
+and the poll have one CPU, the worker, Redis, the engine and the client the others, as pods have: else the
+figure is that of the kernel's scheduler, which lets a request wait where two CPUs are wanted by three.
 """
 
 import json
