@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-faults check bench clean
+.PHONY: demo test test-slow test-faults check bench clean
 
 demo: $(VENV)/.demo  ## record living agents, collect their samples, verify every one
 	$(BIN)/tokentape demo
@@ -11,6 +11,10 @@ demo: $(VENV)/.demo  ## record living agents, collect their samples, verify ever
 test: $(VENV)/.dev  ## everything that CI runs
 	scripts/check
 	scripts/test
+
+test-slow: $(VENV)/.dev  ## what `make test` leaves out for its time: fuzzing, and some end-to-end tests
+	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/faults -m slow
+	$(BIN)/pytest -n 2 --dist loadfile tests/fuzz
 
 test-faults: $(VENV)/.dev  ## the fault suite, 20 times with different seeds; figures go to benchmarks/results/
 	$(BIN)/python -m benchmarks.faults

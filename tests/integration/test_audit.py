@@ -107,6 +107,7 @@ async def test_replay_equals_delivery(urls: list[str], client: httpx.AsyncClient
     assert (code, [line.split()[-1] for line in output.splitlines()]) == (0, digests)
 
 
+@pytest.mark.slow
 async def test_what_a_session_gives_at_a_turn(
     urls: list[str], client: httpx.AsyncClient, system: Fleet
 ) -> None:
@@ -130,6 +131,7 @@ async def test_what_a_session_gives_at_a_turn(
     )
 
 
+@pytest.mark.slow
 async def test_a_refusal_is_replayed(
     urls: list[str], client: httpx.AsyncClient, system: Fleet, redis_client: redis.asyncio.Redis
 ) -> None:
@@ -146,6 +148,7 @@ async def test_a_refusal_is_replayed(
     )
 
 
+@pytest.mark.slow
 async def test_what_was_changed_differs(
     urls: list[str],
     client: httpx.AsyncClient,
@@ -268,6 +271,7 @@ async def test_a_session_with_replay_rows(
     assert (code, [line.split()[-1] for line in output.splitlines()]) == (0, digests)
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_imported(
     urls: list[str],
     client: httpx.AsyncClient,
@@ -304,6 +308,7 @@ async def test_what_cannot_be_imported(
             assert await colleague.dbsize() == 0
 
 
+@pytest.mark.slow
 async def test_wrong_usage(
     urls: list[str],
     client: httpx.AsyncClient,

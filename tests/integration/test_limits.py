@@ -25,6 +25,8 @@ main()
 """An API process with bounds that a test can wait for."""
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def api(

@@ -23,6 +23,8 @@ USER, PASSWORD = "tokentape", "s3cr3t/with:odd@signs"
 QUOTED = "s3cr3t%2Fwith%3Aodd%40signs"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
+pytestmark = pytest.mark.slow
+
 
 def rights() -> list[str]:
     """The rules of the user in the guide."""

@@ -173,3 +173,13 @@ def test_own_hooks() -> None:
     assert [sample.reward for sample in assembly.samples] == [0.0, 1.0]
     assert not any(np.any(sample.loss_mask) for sample in assembly.samples)
     assert assembly.samples[0].metadata["seen"] == {"k": 1}
+
+
+def test_a_lack_of_memory_is_no_outcome() -> None:
+    """A hook that finds no memory is not refused for good: the assembly failed, and may be tried again."""
+
+    def greedy(leaves: Any) -> Any:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        assemble(state_of(turn(), first=opened(mode="tree")), str, hooks=Hooks(greedy, lambda *_: None))

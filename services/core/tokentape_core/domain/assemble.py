@@ -134,6 +134,8 @@ def _hook(hook: Callable[..., Any]) -> Iterator[None]:
     """What a hook raises is the operator's to mend, and must not look like a defect of ours."""
     try:
         yield
+    except MemoryError:  # says nothing about the hook: another time or place has more
+        raise
     except Exception as error:
         raise HookFailed(f"hook {_name(hook)} raised {type(error).__name__}: {error}") from error
 
