@@ -282,6 +282,7 @@ def test_the_url_is_not_shown() -> None:
     assert "secret" not in repr(settings)
 
 
+@pytest.mark.slow
 async def test_a_worker_process_archives(
     server: Server, client: redis.asyncio.Redis, tokenizer: Path, tmp_path: Path
 ) -> None:

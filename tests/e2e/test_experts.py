@@ -24,6 +24,8 @@ LONG = 600
 """Tokens of a generation that is still running half a second later."""
 PINS = {"stop_token_ids": STOPS, "temperature": 1.0, "max_tokens": 256}
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Engine:
@@ -79,7 +81,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield Engine(running)
 
 
-@pytest.fixture(scope="module", params=["full latest", "full recorded", "incremental latest"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "incremental latest",
+        "full latest",
+        pytest.param("full recorded", marks=pytest.mark.slow),
+    ],
+)
 def mode(request: pytest.FixtureRequest) -> str:
     """How rows are asked for, and of which turn a row is taken."""
     return str(request.param)

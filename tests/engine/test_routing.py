@@ -79,6 +79,7 @@ def test_prefix_from_another_slot(moe_client: httpx.Client, moe_model: TinyModel
         assert _rows(reply["meta_info"]) == _expected(moe_model, [*prompt, token, *reply["output_ids"]])
 
 
+@pytest.mark.slow
 def test_concurrent_requests(moe_client: httpx.Client, moe_model: TinyModel) -> None:
     """Requests of unequal lengths in one batch, more than there are slots, each get their own rows."""
 

@@ -74,6 +74,7 @@ def test_dialogue_logprobs_are_exact(client: httpx.Client, model: TinyModel) -> 
         assert _largest_error(model, choice) < MAX_LOGPROB_ERROR
 
 
+@pytest.mark.slow
 def test_concurrent_logprobs_are_exact(client: httpx.Client, model: TinyModel) -> None:
     """More dialogues at once than there are slots, joining and leaving batches: still the same log-probs."""
     questions = user_prompts()[:24]

@@ -23,6 +23,8 @@ from tokentape_contracts.samples import decode_samples
 
 TOKENIZER = ("--tokenizer", "unused")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def redis_client(system: Fleet) -> AsyncIterator[redis.asyncio.Redis]:
@@ -207,6 +209,7 @@ async def test_what_was_changed_differs(
     assert "the events, their replay rows or" in output
 
 
+@pytest.mark.slow
 async def test_a_case_for_a_colleague(
     urls: list[str],
     client: httpx.AsyncClient,
@@ -246,6 +249,7 @@ async def test_a_case_for_a_colleague(
     assert again.read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
 async def test_a_session_with_replay_rows(
     system: Fleet,
     urls: list[str],

@@ -70,6 +70,7 @@ def test_config_masks_secrets() -> None:
     assert "hunter2" not in in_query.stdout
 
 
+@pytest.mark.slow
 def test_missing_tokenizer(tmp_path: Path) -> None:
     """A tokenizer that is not there ends either process at once, with a message and no traceback."""
     missing = str(tmp_path / "none")
@@ -83,6 +84,7 @@ def test_missing_tokenizer(tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_broken_tokens_file(tokenizer_dir: Path, tmp_path: Path) -> None:
     """A tokens file that cannot be used ends the API with exit code 2 and one sentence."""
     path = tmp_path / "tokens.toml"
@@ -96,6 +98,7 @@ def test_broken_tokens_file(tokenizer_dir: Path, tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 async def test_a_token_is_asked_for(system: Fleet, client: httpx.AsyncClient, tmp_path: Path) -> None:
     """An OpenAI SDK with a token as its API key and a driver with another record and collect an episode."""
     path = tmp_path / "tokens.toml"
@@ -119,6 +122,7 @@ async def test_a_token_is_asked_for(system: Fleet, client: httpx.AsyncClient, tm
     assert not any(token in api.output() for token in tokens.values())
 
 
+@pytest.mark.slow
 def test_sigterm_ends_cleanly(system: Fleet) -> None:
     """Both processes end with exit code 0 on SIGTERM."""
     api, _ = system.api()
@@ -148,6 +152,7 @@ def test_up_runs_everything_and_one_interrupt_stops_it(system: Fleet) -> None:
     assert [pid for pid in children if _is_running(pid)] == []
 
 
+@pytest.mark.slow
 def test_up_says_which_process_failed(system: Fleet, tmp_path: Path) -> None:
     """If a part cannot start, `up` ends with exit code 1 and names it."""
     up = system.tokentape(

@@ -22,6 +22,8 @@ LAYERS, CHOICES = 480, 64
 """Rows so wide that some 850 tokens make 100 MB."""
 WORDS = "word " * 850
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def url(system: Fleet, engine: ScriptedEngine) -> str:
@@ -37,6 +39,7 @@ async def client(system: Fleet) -> AsyncIterator[redis.asyncio.Redis]:
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_a_turn_of_a_hundred_megabytes(url: str, client: redis.asyncio.Redis) -> None:
     """It is recorded and collected to the last number while `/health` answers, and no value stalls Redis."""
     poll = await asyncio.create_subprocess_exec(

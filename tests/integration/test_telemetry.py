@@ -23,6 +23,8 @@ from tokentape_cli.embedded import EmbeddedValkey
 CONTENT = "my name is Rumpelstilzchen"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def receiver(exported: list[tuple[str, Any]]) -> Iterator[str]:

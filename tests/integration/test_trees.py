@@ -84,6 +84,7 @@ async def test_a_hook_that_raises(urls: list[str], client: httpx.AsyncClient, wi
         ("--finish-hook", "tests.support.hooks.missing", "missing"),
     ],
 )
+@pytest.mark.slow
 def test_bad_hooks_refuse_the_start(
     system: Fleet, monkeypatch: pytest.MonkeyPatch, option: str, path: str, mention: str
 ) -> None:
@@ -97,6 +98,7 @@ def test_bad_hooks_refuse_the_start(
     assert mention in running.output()
 
 
+@pytest.mark.slow
 def test_a_bad_matcher_refuses_the_start(system: Fleet) -> None:
     """An API process does not start with a matcher that is not there."""
     running = system.tokentape(
