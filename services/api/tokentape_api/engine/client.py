@@ -42,7 +42,15 @@ class HttpEngine(ABC):
     """
 
     answer_class: ClassVar[type[Answer]]
-    dropped: ClassVar[frozenset[str]]
+    dropped: ClassVar[frozenset[str]] = frozenset(
+        {
+            "stream_options",
+            "return_routed_experts",
+            "routed_experts_start_len",
+            "return_indexer_topk",
+            "input_ids",
+        }
+    )
     """Fields that are never forwarded from the client."""
 
     def __init__(

@@ -114,15 +114,6 @@ class SGLangEngine(HttpEngine):
     """The engine port on an SGLang server or router."""
 
     answer_class = SGLangAnswer
-    dropped = frozenset(
-        {
-            "stream_options",
-            "return_routed_experts",
-            "routed_experts_start_len",
-            "return_indexer_topk",
-            "input_ids",
-        }
-    )
 
     def fields(self, prompt: Ids, replay: Mapping[str, Wanted]) -> dict[str, Any]:
         fields: dict[str, Any] = {**_OWNED, "input_ids": prompt}

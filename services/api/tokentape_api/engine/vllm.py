@@ -111,16 +111,7 @@ class VLLMEngine(HttpEngine):
     """
 
     answer_class = VLLMAnswer
-    dropped = frozenset(
-        {
-            "stream_options",
-            "return_routed_experts",
-            "routed_experts_start_len",
-            "return_indexer_topk",
-            "input_ids",
-            "prompt_token_ids",
-        }
-    )
+    dropped = HttpEngine.dropped | {"prompt_token_ids"}
 
     def fields(self, prompt: Ids, replay: Mapping[str, Wanted]) -> dict[str, Any]:  # noqa: ARG002
         return {**_OWNED, "kv_transfer_params": {"prompt_token_ids": prompt}}

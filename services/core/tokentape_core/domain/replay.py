@@ -71,7 +71,7 @@ def deduplicate(
         part_bytes: the longest part.
     """
     values = rows.values
-    before = restore(parent, kind, stored) if parent is not None and sources(rows, parent, kind) else None
+    before = restore(parent, kind, stored) if parent is not None and rows.start == 0 else None
     differs = np.ones(len(values), np.bool_)
     if before is not None and before.start == 0 and before.values.shape[1:] == values.shape[1:]:
         shared = min(len(before.values), len(values))
