@@ -18,17 +18,29 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: the client is gone.
     """
-    task = asyncio.create_task(work)
+    ours = asyncio.current_task()
+    if ours is None:
+        raise RuntimeError("only a task can be cancelled")
+    is_working, is_gone = True, False
+
+    def cancel(_: "asyncio.Task[None]") -> None:
+        nonlocal is_gone
+        if is_working:
+            is_gone = True
+            ours.cancel()
+
     gone = asyncio.create_task(_disconnect(request))
+    gone.add_done_callback(cancel)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        # Whoever else cancels this task wants it to end, whatever became of the client.
+        if is_gone and ours.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        for unfinished in (task, gone):
-            unfinished.cancel()
-        await asyncio.wait({task, gone})
+        is_working = False
+        gone.cancel()
 
 
 async def _disconnect(request: Request) -> None:

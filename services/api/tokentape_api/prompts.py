@@ -24,30 +24,31 @@ async def build_prompt(
         CannotExtend: the template cannot append these messages.
         InvalidRequest: the template refuses them.
     """
+    before = at.parent.tokens if at.parent else np.empty(0, np.int32)
     try:
         if _chars(at.new_messages, tools) > limits.RENDER_INLINE_CHARS:
-            prompt = await asyncio.to_thread(_render, renderer, at, tools, template_kwargs)
+            prompt = await asyncio.to_thread(_render, renderer, at, before, tools, template_kwargs)
         else:
-            prompt = _render(renderer, at, tools, template_kwargs)
+            prompt = _render(renderer, at, before, tools, template_kwargs)
     except NotAppendable as error:
         raise CannotExtend(str(error)) from error
     except RenderError as error:
         raise InvalidRequest(str(error)) from error
-    if at.parent is None:
-        return prompt, prompt.suffix
-    return prompt, np.concatenate([at.parent.tokens[: prompt.keep], prompt.suffix])
+    return prompt, np.concatenate([before[: prompt.keep], prompt.suffix])
 
 
 def _render(
-    renderer: ChatRenderer, at: Position, tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
+    renderer: ChatRenderer,
+    at: Position,
+    before: Ids,
+    tools: Sequence[Any] | None,
+    template_kwargs: Mapping[str, Any],
 ) -> Prompt:
     if at.parent is None:
         suffix = renderer.render(at.new_messages, tools=tools, template_kwargs=template_kwargs)
         return Prompt(keep=0, suffix=suffix)
     assistant = at.parent.event.messages[-1]
-    return renderer.extend(
-        at.parent.tokens, assistant, at.new_messages, tools=tools, template_kwargs=template_kwargs
-    )
+    return renderer.extend(before, assistant, at.new_messages, tools=tools, template_kwargs=template_kwargs)
 
 
 def _chars(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:

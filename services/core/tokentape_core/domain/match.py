@@ -25,7 +25,7 @@ def loose_tool_call(stored: Message, incoming: Message) -> bool:
 
 def role_content_only(stored: Message, incoming: Message) -> bool:
     """Equal role and content; tool calls and reasoning do not count."""
-    return all(_equal(stored.get(key), incoming.get(key)) for key in ("role", "content"))
+    return _same(stored, incoming, ("role", "content"))
 
 
 MATCHERS: Final[Mapping[str, Matcher]] = {
@@ -34,11 +34,25 @@ MATCHERS: Final[Mapping[str, Matcher]] = {
 
 
 def _same_text(stored: Message, incoming: Message) -> bool:
-    return all(_equal(stored.get(key), incoming.get(key)) for key in ("role", "content", "reasoning_content"))
+    return _same(stored, incoming, ("role", "content", "reasoning_content"))
+
+
+def _same(stored: Message, incoming: Message, keys: tuple[str, ...]) -> bool:
+    # Every message of a conversation is compared at each of its turns, and nearly always is the same.
+    for key in keys:
+        ours, theirs = stored.get(key), incoming.get(key)
+        if type(ours) is str and type(theirs) is str:
+            if ours != theirs:
+                return False
+        elif ours is not theirs and not _equal(ours, theirs):
+            return False
+    return True
 
 
 def _same_calls(stored: Message, incoming: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
     ours, theirs = stored.get("tool_calls"), incoming.get("tool_calls")
+    if ours is theirs:
+        return True
     if not isinstance(ours, list) or not isinstance(theirs, list):
         return _equal(ours, theirs)
     return len(ours) == len(theirs) and all(
@@ -49,7 +63,7 @@ def _same_calls(stored: Message, incoming: Message, same_arguments: Callable[[An
 def _same_call(stored: Any, incoming: Any, same_arguments: Callable[[Any, Any], bool]) -> bool:
     if not isinstance(stored, dict) or not isinstance(incoming, dict):
         return _equal(stored, incoming)
-    if not all(_equal(stored.get(key), incoming.get(key)) for key in ("id", "type")):
+    if not _same(stored, incoming, ("id", "type")):
         return False
     ours, theirs = stored.get("function") or {}, incoming.get("function") or {}
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
