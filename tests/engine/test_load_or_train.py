@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tokentape_engine import server
 from tokentape_engine.model import TinyModel
 from tokentape_engine.server import load_or_train
-from tokentape_engine.training import train
+from tokentape_engine.training import loss, train
 
 
 def test_second_start_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +20,32 @@ def test_second_start_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     second = load_or_train(tmp_path / "deep" / "model", train_steps=0, seed=4)
     assert first.network.lm_head.weight.equal(second.network.lm_head.weight)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
+
+
+def test_what_comes_trained_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model is taken from the package."""
+    monkeypatch.setattr(server, "train", lambda *_: pytest.fail("trained"))
+    loaded = load_or_train(tmp_path / "model")
+    assert loaded.network.lm_head.weight.equal(TinyModel.trained().network.lm_head.weight)
+    assert not loaded.network.lm_head.weight.equal(TinyModel.create().network.lm_head.weight)
+
+
+def test_the_trained_weights_fit() -> None:
+    """The weights in the package belong to the dialogues, the tokenizer and the template of today."""
+    model, untrained = TinyModel.trained(), TinyModel.create()
+    with torch.no_grad():
+        assert loss(model) < 0.15, "run scripts/train-reference-model"
+        assert loss(untrained) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_fits() -> None:
+    """The default training leads to weights as good as those in the package."""
+    model = TinyModel.create()
+    train(model)
+    with torch.no_grad():
+        assert loss(model) == pytest.approx(loss(TinyModel.trained()), abs=0.05)
 
 
 def test_race_is_won_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
+from safetensors.torch import load_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,6 +33,9 @@ from tokentape_engine.tokenizer import END_OF_TEXT, END_OF_TURN, chat_template, 
 CHAT_TEMPLATE = "qwen3_training"
 CONTEXT_LENGTH = 4096
 """Tokens of prompt and output together."""
+
+TRAINED = Path(__file__).with_name("trained.safetensors")
+"""The weights of `TinyModel.trained`."""
 
 Network: TypeAlias = Qwen3ForCausalLM | Qwen3MoeForCausalLM
 
@@ -53,6 +57,17 @@ class TinyModel:
             network = _random_network(kind, tokenizer)
         network.train(False)
         return cls(network, tokenizer)
+
+    @classmethod
+    def trained(cls) -> TinyModel:
+        """The dense model with the weights that `training` leads to from seed 0, which come with the package.
+
+        `scripts/train-reference-model` makes them anew, which a change of the dialogues, the tokenizer, the
+        template or the network calls for.
+        """
+        model = cls.create()
+        load_model(model.network, TRAINED)
+        return model
 
     @classmethod
     def load(cls, folder: Path) -> TinyModel:

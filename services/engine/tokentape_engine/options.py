@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="where the trained model is kept; trained at the first start "
+        help="where the model is kept; the dense one comes trained, others are trained at the first start "
         f"(default: {DEFAULT_MODEL_DIRS['dense']}, with --model moe {DEFAULT_MODEL_DIRS['moe']})",
     )
     parser.add_argument(

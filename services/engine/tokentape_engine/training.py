@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -38,19 +39,27 @@ def train(model: TinyModel, steps: int = TRAIN_STEPS, seed: int = 0) -> None:
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.0, betas=(0.9, 0.95))
     started = reported = time.monotonic()
     for step in range(steps):
-        loss = _loss(model, *next(short if step < without_tools else full))
+        batch_loss = _loss(model, *next(short if step < without_tools else full))
         for group in optimizer.param_groups:
             group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _WARM_UP_STEPS) * (1 - step / steps)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        batch_loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         now = time.monotonic()
         if now - reported >= 0.8 or step == steps - 1:
             reported = now
-            progress = f"training: step {step + 1}/{steps}, loss {loss.item():.3f}, {now - started:.0f} s"
+            progress = (
+                f"training: step {step + 1}/{steps}, loss {batch_loss.item():.3f}, {now - started:.0f} s"
+            )
             print(progress, file=sys.stderr, flush=True)
     network.train(False)
+
+
+def loss(model: TinyModel, batches: int = 2) -> float:
+    """The mean loss over some dialogues with their tools, in nats per assistant token."""
+    losses = [_loss(model, *batch).item() for batch in islice(_batches(model, TOOLS, seed=1), batches)]
+    return sum(losses) / batches
 
 
 def _batches(model: TinyModel, tools: list[Any] | None, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

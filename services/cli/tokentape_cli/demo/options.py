@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         default=MODEL_DIR,
         metavar="DIR",
-        help=f"where the reference model is kept once it is trained (default: {MODEL_DIR})",
+        help=f"where the reference model is kept (default: {MODEL_DIR})",
     )

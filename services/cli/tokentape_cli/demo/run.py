@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             processes = stack.enter_context(Processes())
-            with _step("starting the reference engine (trains its tiny model the first time)"):
+            with _step("starting the reference engine"):
                 engine_url = _start_engine(processes, arguments.model_dir)
             with _step("starting Valkey, a worker and the API"):
                 valkey = stack.enter_context(EmbeddedValkey())
