@@ -2,6 +2,7 @@
 
 The results, with commit and machine, also go to `benchmarks/results/`. Every benchmark asks one question, has
 a seed and a bounded load, and reports medians; CPU time rather than wall time wherever that answers it.
+Without names all are run but `live`, which is a test too: `make test-live`.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.chat import chat_added, chat_cpu
 from benchmarks.collect import collect_cpu, collect_latency, collect_throughput
+from benchmarks.live import live
 from benchmarks.measure import Measurement
 from benchmarks.replay import replay_bytes
 from benchmarks.stall import loop_stall, replay_stall
@@ -32,7 +34,9 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Measurement]]] = {
     "collect_latency": collect_latency,
     "collect_throughput": collect_throughput,
     "live_sessions": live_sessions,
+    "live": live,
 }
+ON_REQUEST = frozenset({"live"})
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -41,8 +45,9 @@ def main(names: list[str]) -> int:
         print(f"no benchmark {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     failed = False
-    for name in names or list(BENCHMARKS):
-        print(f"# {name}: {(BENCHMARKS[name].__doc__ or '').splitlines()[0]}", file=sys.stderr)
+    for name in names or [name for name in BENCHMARKS if name not in ON_REQUEST]:
+        question, _, _ = (BENCHMARKS[name].__doc__ or "").partition("\n")
+        print(f"# {name}: {question}", file=sys.stderr)
         measurements = []
         for measurement in BENCHMARKS[name]():
             print(json.dumps(measurement.to_json()), flush=True)

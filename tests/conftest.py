@@ -2,11 +2,15 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from tokentape_cli.embedded import DATABASES, EmbeddedValkey
+
+# pytest rewrites the asserts of test modules alone: those of helpers would not hold under `python -O`.
+pytest.register_assert_rewrite(*(f"tests.{folder.name}" for folder in Path(__file__).parent.glob("[a-z]*/")))
 
 _databases = itertools.count(1)
 

@@ -20,9 +20,14 @@ class TokentapeClient:
     not limited: a collect holds one while the server assembles, and must not keep a DELETE waiting.
 
     Args:
-        base_url: where the server is, e.g. `http://tokentape:8080`; a path in it is kept.
+        base_url: where the server is, e.g. `http://tokentape:8080`; a path in it is kept. User and password
+            in it, for a proxy before the server, are sent by basic authentication in place of `token`, handed
+            to the agent with the session's URL, and shown nowhere.
         token: sent as `Authorization: Bearer …`.
         transport: replaces the network, for tests.
+
+    Raises:
+        ValueError: `base_url` is not a URL.
     """
 
     def __init__(
@@ -33,7 +38,16 @@ class TokentapeClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        try:
+            url = httpx.URL(self.base_url)
+        except httpx.InvalidURL:  # whose text may quote a part of the password
+            raise ValueError(
+                "base_url is not a URL; special characters of a password must be percent-encoded"
+            ) from None
+        self._address = url.copy_with(userinfo=b"")
         self._http = httpx.AsyncClient(
+            # Not by the URL of each request, which httpx logs, and which errors show.
+            auth=(url.username, url.password) if url.userinfo else None,
             headers={"Authorization": f"Bearer {token}"} if token is not None else None,
             # Every call has a total deadline of its own; httpx's timeouts begin anew with every chunk.
             timeout=None,  # noqa: S113
@@ -42,7 +56,7 @@ class TokentapeClient:
         )
 
     def __repr__(self) -> str:
-        return f"TokentapeClient({self.base_url!r})"
+        return f"TokentapeClient({str(self._address)!r})"
 
     async def open_session(
         self,
@@ -65,7 +79,7 @@ class TokentapeClient:
             UnexpectedReply: the answer names no session.
             TokentapeError: the server refused.
         """
-        url = httpx.URL(f"{self.base_url}/sessions")
+        url = httpx.URL(f"{self._address}/sessions")
         fields = {"mode": mode, "labels": labels, "pins": pins, "matcher": matcher}
         body = orjson.dumps({name: value for name, value in fields.items() if value is not None})
         try:
@@ -83,7 +97,7 @@ class TokentapeClient:
         if not response.is_success:
             raise error_of_reply(response, "open")
         session_id = _session_id(response)
-        return Session(self._http, session_id, f"{url}/{session_id}", mode)
+        return Session(self._http, session_id, f"{self.base_url}/sessions/{session_id}", mode)
 
     async def aclose(self) -> None:
         """Closes the connections; sessions stay as they are."""

@@ -70,9 +70,11 @@ class Session:
         self.url = url
         self.openai_base_url = f"{url}/v1"
         self.mode = mode
+        self._address = httpx.URL(url).copy_with(userinfo=b"")
+        """What is shown and requested; the client adds the credentials."""
 
     def __repr__(self) -> str:
-        return f"Session({self.url!r})"
+        return f"Session({str(self._address)!r})"
 
     async def collect_samples(
         self,
@@ -134,7 +136,7 @@ class Session:
             TransportError: no answer within `limits.DRIVER_DELETE_S`.
             TokentapeError: the server refused.
         """
-        url = httpx.URL(self.url)
+        url = self._address
         try:
             async with asyncio.timeout(limits.DRIVER_DELETE_S):
                 response = await self._http.delete(url)
@@ -150,17 +152,17 @@ class Session:
         refusal = error_of_reply(response, "delete")
         if not isinstance(refusal, SessionNotFound):
             raise refusal
-        logger.warning("DELETE %s: %s", self.url, refusal.detail)
+        logger.warning("DELETE %s: %s", self._address, refusal.detail)
 
     async def discard(self) -> None:
         """`delete` for a `finally`: a failure is logged and does not hide what happened before."""
         try:
             await self.delete()
         except Exception as error:
-            logger.warning("DELETE %s failed; the session expires when idle: %r", self.url, error)
+            logger.warning("DELETE %s failed; the session expires when idle: %r", self._address, error)
 
     async def _post_samples(self, body: bytes, deadline_s: float) -> SamplesReply:
-        url = httpx.URL(f"{self.url}/samples")
+        url = httpx.URL(f"{self._address}/samples")
         headers = {
             ACCEPT_CONTRACT_HEADER: ",".join(map(str, SUPPORTED_CONTRACTS)),
             "Content-Type": "application/json",

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+import traceback
 import uuid
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,27 @@ def test_the_url_is_not_shown() -> None:
     """The settings' text holds no URL, which may hold a password."""
     settings = AssemblerSettings(redis_url="r", tokenizer="t", archive_url="ftp://user:secret@host/x")
     assert "secret" not in repr(settings)
+
+
+async def test_an_error_that_quotes_the_url_is_told_without_its_password(
+    fake: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some file systems put the whole URL into what they raise: no error or log line shows its password."""
+    url = "memory://me:s3%21cret@host/x"
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(f"cannot write to {url}: s3!cret is wrong")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fsspec.core.url_to_fs", fail)
+        with pytest.raises(ArchiveError, match="cannot write to memory") as caught:
+            Archive(url)
+    archive = Archive(url)
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", fail)
+    await seal(fake, "s1")
+    assert await Archiver(fake, archive, after_s=0.0).round() == 0
+    assert "cannot write to memory://me:***@host/x: *** is wrong" in caplog.text
+    assert "cret" not in caplog.text + "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.slow

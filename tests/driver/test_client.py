@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import re
+import traceback
+from typing import Any
 
 import httpx
 import pytest
@@ -50,6 +53,42 @@ async def test_without_a_token_no_authorization() -> None:
     assert "Authorization" not in server.requests[0].headers
     async with TokentapeClient(BASE_URL, token="t0p", transport=server.transport) as client:
         assert "t0p" not in repr(client) + repr(session)
+
+
+@pytest.mark.parametrize("stage", ["open", "collect", "delete"])
+@pytest.mark.parametrize("refusal", [httpx.Response(502, text="<html>"), httpx.ConnectError("refused"), hang])
+async def test_a_password_in_the_base_url_is_shown_nowhere(
+    stage: str, refusal: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """User and password go to the server and to the agent, and into no error, note, log line or repr."""
+    for name in ("DRIVER_OPEN_S", "DRIVER_DELETE_S"):
+        monkeypatch.setattr(limits, name, 0.05)
+    caplog.set_level(logging.DEBUG)
+    server = FakeServer(**{"samples" if stage == "collect" else stage: refusal})
+    shown = []
+    async with TokentapeClient("http://me:s3%21cret@tape.test/x", transport=server.transport) as client:
+        try:
+            session = await client.open_session()
+            assert session.openai_base_url == "http://me:s3%21cret@tape.test/x/sessions/s1/v1"
+            shown.append(repr(session))
+            await session.collect_samples(RolloutSample(), deadline_s=0.05)
+            await session.delete()
+        except TokentapeError as error:
+            shown += traceback.format_exception(error)
+        shown.append(repr(client))
+    text = "".join(shown) + caplog.text
+    assert "Error" in text or "Timeout" in text or "HTTP 502" in text
+    assert "tape.test/x" in text
+    assert not re.search("s3.*cret", text), text
+    basic = httpx.BasicAuth("me", "s3!cret")._auth_header
+    assert {request.headers["Authorization"] for request in server.requests} == {basic}
+
+
+def test_a_base_url_that_is_none_is_not_quoted() -> None:
+    """A password that is not percent-encoded breaks the URL, and the error quotes no part of it."""
+    with pytest.raises(ValueError, match="percent-encoded") as caught:
+        TokentapeClient("http://me:s3/cret@tape.test")
+    assert "s3" not in "".join(traceback.format_exception(caught.value)).replace("s3/cret@tape.test", "")
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("labels must be an object"), StoreUnavailable("no Redis")])

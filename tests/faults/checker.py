@@ -210,10 +210,16 @@ class _Session:
                 self._same(turn.event, call)
 
     def _same(self, event: TurnRecorded, call: Call) -> None:
+        message = (event.response_id, event.messages[-1]["content"])
+        if message != (call.response_id, call.text):
+            self._complain(
+                f"INV-2: recorded as {message}, but told {call.response_id}, {call.text!r}: {call}"
+            )
+        if call.streams:
+            return
         output = tuple(zip(event.output.tolist(), event.logprobs.tolist(), strict=True))
-        stored = (event.response_id, output, event.meta.get(DIGEST))
-        if stored != (call.response_id, call.output, call.prompt_digest):
-            self._complain(f"INV-2: recorded as {stored}, but told {call.response_id}, {call.output}: {call}")
+        if (output, event.meta.get(DIGEST)) != (call.output, call.prompt_digest):
+            self._complain(f"INV-2: recorded as {output}, but told {call.output}: {call}")
 
     def _end(self, state: SessionState) -> None:
         """INV-8, and that nothing happens behind an acknowledged DELETE."""
@@ -257,6 +263,14 @@ class _Session:
             self._complain(f"INV-1: turn {least} was acknowledged, and the samples end at {tail}: {call}")
         elif self._opened.mode == "linear":
             self._linear(call, fold(entries[: tail + 1]))
+        if call.handed is not None:
+            self._handed(call, call.handed)
+
+    def _handed(self, call: Call, handed: Sequence[Sequence[int]]) -> None:
+        """What the driver made of a payload has the payload's tokens."""
+        samples = decode_samples(call.payload, contract=call.contract).samples
+        if [list(tokens) for tokens in handed] != [list(sample["tokens"]) for sample in samples]:
+            self._complain(f"INV-2: the driver gave other tokens than the payload has: {call}")
 
     def _linear(self, call: Call, state: SessionState | None) -> None:
         """The one sample is the newest turn's path, to the id, and trains what was sampled on it."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -26,10 +27,13 @@ from tokentape_core.store import connect
 from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 APIS, WORKERS = 2, 2
 WITHOUT_TTL = frozenset({keys.QUEUE, keys.SEALED, keys.WAKE})
 """Keys that live for ever: one each, and bounded."""
+ENGINE_ANSWERS = 200_000
+"""More than an engine gives before another takes its place."""
 SETTLED_S = 15.0
 """Within this after a run no job waits any more."""
 
@@ -37,26 +41,37 @@ SETTLED_S = 15.0
 class Cluster:
     """The processes, each with a proxy of its own before Redis, and what was done to them.
 
+    Args:
+        proxied: False leaves all proxies out, for measurements.
+
     Attributes:
+        api_proxies, worker_proxies: before Redis, one for each process.
+        engine_proxies: before the engine, for all API processes.
+        agent_proxies: before each API process, for those who use `broken_urls`.
         faults: how many faults of each kind were injected.
         total: the reports of all runs, added up.
         report: that of the last run.
         scratch: for requests that only ask whether everything works.
     """
 
-    def __init__(self, valkey: EmbeddedValkey, running: Fleet) -> None:
+    def __init__(self, valkey: EmbeddedValkey, running: Fleet, seed: int, *, proxied: bool = True) -> None:
         self.valkey = valkey
         self.faults: Counter[str] = Counter()
         self.total = Report()
         self.report = Report()
-        self.api_proxies = [FaultProxy(valkey.port) for _ in range(APIS)]
-        self.worker_proxies = [FaultProxy(valkey.port) for _ in range(WORKERS)]
+        self._ports = [free_port() for _ in range(APIS)]
+        self._engine_port = free_port()
+        self.api_proxies = [FaultProxy(valkey.port) for _ in range(APIS if proxied else 0)]
+        self.worker_proxies = [FaultProxy(valkey.port) for _ in range(WORKERS if proxied else 0)]
+        self.agent_proxies = [FaultProxy(port) for port in self._ports if proxied]
+        self.engine_proxies = [FaultProxy(self._engine_port)] if proxied else []
         self.apis: list[Running] = []
         self.workers: list[Running] = []
         self.tokenizer = Tokenizer.load(str(running.tokenizer))
         self.renderer = ChatRenderer(self.tokenizer, get_family(running.family))
-        self._ports = [free_port() for _ in range(APIS)]
         self._fleet = running
+        self._seed = seed
+        self._engines = 0
         self._children: set[int] = set()
         self._ending: list[Running] = []
         self.scratch = History()
@@ -66,8 +81,18 @@ class Cluster:
         return [f"http://127.0.0.1:{port}" for port in self._ports]
 
     @property
+    def broken_urls(self) -> list[str]:
+        """The API processes, by way of `agent_proxies`."""
+        return [f"http://127.0.0.1:{proxy.port}" for proxy in self.agent_proxies]
+
+    @property
     def proxies(self) -> list[FaultProxy]:
+        """Those before Redis."""
         return [*self.api_proxies, *self.worker_proxies]
+
+    @property
+    def all_proxies(self) -> list[FaultProxy]:
+        return [*self.proxies, *self.agent_proxies, *self.engine_proxies]
 
     def workload(self, history: History, draw: random.Random, urls: Sequence[str] | None = None) -> Workload:
         """For single requests; afterwards call `verify`."""
@@ -80,6 +105,7 @@ class Cluster:
             replay: of the sessions, as `tokentape api` takes it.
         """
         self._replay = replay
+        self.start_engine()
         self.apis = [self._launch_api(number) for number in range(APIS)]
         self.workers = [self._launch_worker(number) for number in range(WORKERS)]
         self._wait()
@@ -88,6 +114,8 @@ class Cluster:
         """Starts again what has ended, and waits until everything is ready."""
         while self._ending:
             self._ending.pop().process.wait(40)
+        if self.engine.process.poll() is not None:
+            self.start_engine()
         for number, api in enumerate(self.apis):
             if api.process.poll() is not None:
                 self.apis[number] = self._launch_api(number)
@@ -107,6 +135,16 @@ class Cluster:
         self._note_children(running)
         running.process.terminate()
         self._ending.append(running)
+
+    def start_engine(self) -> None:
+        """Starts the engine, and waits until it answers."""
+        (end,) = self.tokenizer.encode("<|im_end|>")
+        self.engine = self._fleet.start(
+            *("engine", "tests.faults.engine", "--port", str(self._engine_port), "--end", str(end)),
+            *("--seed", str(self._seed), "--first", str(self._engines * ENGINE_ANSWERS)),
+        )
+        self._engines += 1
+        wait_for(f"http://127.0.0.1:{self._engine_port}/health", self.engine)
 
     def kill_redis(self) -> None:
         """SIGKILL to the server; `valkey.restart` brings it back."""
@@ -131,24 +169,23 @@ class Cluster:
 
     def _launch_api(self, number: int) -> Running:
         replay = () if self._replay == "off" else ("--replay-layers", str(engine.LAYERS))
+        engine_port = self.engine_proxies[0].port if self.engine_proxies else self._engine_port
         return self._fleet.tokentape(
-            *("api", "--port", str(self._ports[number]), "--engine-url", self._fleet.engine_url),
+            *("api", "--port", str(self._ports[number]), "--engine-url", f"http://127.0.0.1:{engine_port}"),
             *("--family", self._fleet.family, "--tokenizer", str(self._fleet.tokenizer)),
-            *(
-                "--redis-url",
-                self.api_proxies[number].url(self.valkey.url),
-                "--replay",
-                self._replay,
-                *replay,
-            ),
+            *("--redis-url", self._redis_url(self.api_proxies, number)),
+            *("--replay", self._replay, *replay),
         )
 
     def _launch_worker(self, number: int) -> Running:
         return self._fleet.tokentape(
             *("assembler", "--tokenizer", str(self._fleet.tokenizer), "--family", self._fleet.family),
-            *("--redis-url", self.worker_proxies[number].url(self.valkey.url)),
+            *("--redis-url", self._redis_url(self.worker_proxies, number)),
             *("--finish-hook", "tests.faults.hooks.harm"),
         )
+
+    def _redis_url(self, proxies: Sequence[FaultProxy], number: int) -> str:
+        return proxies[number].url(self.valkey.url) if proxies else self.valkey.url
 
     def _wait(self) -> None:
         for url, api in zip(self.urls, self.apis, strict=True):
@@ -164,25 +201,36 @@ class Cluster:
         *,
         allowed: Collection[str] = (),
         metadata: dict[str, Any] | None = None,
+        urls: Sequence[str] | None = None,
     ) -> AsyncIterator[History]:
         """Plays episodes while the block lasts; afterwards mends everything and checks the history.
 
         Args:
             allowed: codes of refusals that the block's faults explain.
             metadata: sent with every collect, for the finish hook.
+            urls: what the clients address, in place of the API processes themselves.
         """
         history = History()
-        workload = Workload(self.urls, history, draw.randrange(2**32), metadata=metadata)
+        workload = Workload(urls or self.urls, history, draw.randrange(2**32), metadata=metadata)
         async with workload.running(episodes):
             yield history
-            for proxy in self.proxies:
+            for proxy in self.all_proxies:
                 proxy.disarm()
                 proxy.release()
         await asyncio.to_thread(self.heal)
         await self.verify(history, allowed=allowed)
 
     async def verify(self, history: History, *, allowed: Collection[str] = ()) -> Report:
-        """Compares the history with Redis; nothing is lost, doubled, left over or still running."""
+        """Fails unless nothing is lost, doubled, left over or still running."""
+        report = await self.examine(history, allowed=allowed)
+        if report.problems:
+            raise AssertionError("\n".join(report.problems))
+        if not report.acknowledged:
+            raise AssertionError("no turn was acknowledged")
+        return report
+
+    async def examine(self, history: History, *, allowed: Collection[str] = ()) -> Report:
+        """Compares the history with Redis."""
         client = connect(self.valkey.url)
         try:
             leftovers = await self._leftovers(client)
@@ -193,8 +241,6 @@ class Cluster:
         report.problems += leftovers
         for name in ("acknowledged", "recorded", "lost", "doubled", "unclear", "collects"):
             setattr(self.total, name, getattr(self.total, name) + getattr(report, name))
-        assert report.problems == [], "\n".join(report.problems)
-        assert report.acknowledged > 0
         self.report = report
         return report
 
@@ -237,23 +283,26 @@ def _runs(pid: int) -> bool:
 
 
 @contextmanager
-def cluster(directory: Path, tokenizer: Path, seed: int) -> Iterator[Cluster]:
+def cluster(directory: Path, seed: int, *, proxied: bool = True) -> Iterator[Cluster]:
     """A cluster that is stopped at the end.
 
     Args:
         seed: half of the seeds record sessions with routed experts.
+        proxied: as in `Cluster`.
     """
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = chat_template("qwen3_training")
+    tokenizer.save_pretrained(directory / "tokenizer")
     replay = ("off", "incremental")[seed % 2]
-    port = free_port()
     with ExitStack() as stack:
+        # The workers' children import the hook.
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+        stack.enter_context(patch.dict(os.environ, {"PYTHONPATH": path}))
         valkey = stack.enter_context(EmbeddedValkey(directory / "data"))
-        running = Fleet(valkey.url, f"http://127.0.0.1:{port}", tokenizer, directory)
-        made = Cluster(valkey, running)
-        for proxy in made.proxies:
+        running = Fleet(valkey.url, "", directory / "tokenizer", directory)
+        made = Cluster(valkey, running, seed, proxied=proxied)
+        for proxy in made.all_proxies:
             stack.enter_context(proxy)
         stack.callback(running.stop)
-        (end,) = made.tokenizer.encode("<|im_end|>")
-        arguments = ("--port", str(port), "--end", str(end), "--seed", str(seed))
-        wait_for(f"{running.engine_url}/health", running.start("engine", "tests.faults.engine", *arguments))
         made.start(replay)
         yield made

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cluster import Cluster, cluster
-from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 SEED = int(os.environ.get("FAULT_SEED") or random.SystemRandom().randrange(2**31))
 FIGURES = os.environ.get("FAULT_FIGURES")
@@ -24,14 +23,8 @@ def pytest_report_header() -> str:
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The deployment. It is mended after every test, not started anew."""
     directory = tmp_path_factory.mktemp("faults")
-    tokenizer = small_tokenizer()
-    tokenizer.chat_template = chat_template("qwen3_training")
-    tokenizer.save_pretrained(directory / "tokenizer")
-    with pytest.MonkeyPatch.context() as patch:
-        # The workers' children import the hook.
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
-        with cluster(directory, directory / "tokenizer", SEED) as running:
-            yield running
+    with cluster(directory, SEED) as running:
+        yield running
     if FIGURES:
         total = running.total
         figures = {

@@ -40,12 +40,13 @@ class Engine:
 
     Args:
         end: the token that ends a turn.
+        first: number of the first answer; an engine that takes another's place goes on behind it.
     """
 
-    def __init__(self, end: int, seed: int) -> None:
+    def __init__(self, end: int, seed: int, first: int) -> None:
         self._end = end
-        self._draw = random.Random(seed)
-        self._answers = 0
+        self._draw = random.Random(seed + first)
+        self._answers = first
 
     async def chat(self, request: Request) -> Response:
         body: dict[str, Any] = orjson.loads(await request.body())
@@ -84,14 +85,23 @@ async def _health(_: Request) -> Response:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--port", "--end", "--seed"):
+    for name in ("--port", "--end", "--seed", "--first"):
         parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()
-    engine = Engine(options.end, options.seed)
+    engine = Engine(options.end, options.seed, options.first)
     app = Starlette(
         routes=[Route("/v1/chat/completions", engine.chat, methods=["POST"]), Route("/health", _health)]
     )
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    # A busy machine may stop this process for longer than uvicorn's 5 s, and it would then drop connections
+    # on which requests wait.
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=60,
+    )
 
 
 if __name__ == "__main__":

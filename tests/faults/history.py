@@ -1,7 +1,10 @@
 """What the clients sent and what they were told, in the order in which they heard it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+COLLECT_S: Final = 20.0
+"""`deadline_s` of a collect."""
 
 Kind = Literal["open", "chat", "collect", "delete"]
 
@@ -26,11 +29,14 @@ class Call:
         mode: of `open`.
         attempt: of `chat`: a mark in the request that is kept in the recorded turn.
         continues: of `chat`: `response_id` of the turn whose conversation it continues; "" begins one.
-        response_id: of an answered chat: the engine's id.
+        streams: of `chat`: the client asked for server-sent events, which tell no tokens. An answer that
+            breaks off is none: `status` is None.
+        response_id, text: of an answered chat: the engine's id, and the message.
         output: of an answered chat: `(token, log-prob)` as the client got them.
         prompt_digest: of an answered chat: the engine's digest of the prompt tokens.
         payload, digest, contract: of an answered collect.
         asked: body of `collect`, without its deadline.
+        handed: of a collect by the driver: the tokens of each sample that it made; None if it made none.
     """
 
     kind: Kind
@@ -47,13 +53,16 @@ class Call:
     mode: str = ""
     attempt: str = ""
     continues: str = ""
+    streams: bool = False
     response_id: str = ""
+    text: str = ""
     output: tuple[tuple[int, float], ...] = ()
     prompt_digest: str = ""
     payload: bytes = field(default=b"", repr=False)
     digest: str = ""
     contract: int = 1
     asked: dict[str, Any] = field(default_factory=dict)
+    handed: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def ok(self) -> bool:

@@ -40,6 +40,7 @@ def event(seq: int) -> Any:
         suffix=[9],
         output=[10 * seq, 10 * seq + 1],
         response_id=f"r{seq}",
+        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": f"t{seq}"}],
         request={"user": f"a{seq}"},
         meta={DIGEST: digest_of([*before, 9])},
     )
@@ -52,6 +53,7 @@ def chat(seq: int, began: float, **given: Any) -> Call:
         "attempt": f"a{seq}",
         "continues": f"r{seq - 1}" if seq > 1 else "",
         "response_id": f"r{seq}",
+        "text": f"t{seq}",
         "output": tuple((token, -0.5) for token in recorded.output.tolist()),
         "prompt_digest": recorded.meta[DIGEST],
     }
@@ -103,11 +105,18 @@ class Story:
 
 
 async def test_a_true_story_is_believed() -> None:
-    """No complaint about a history that holds, a turn of unclear outcome included; the figures are right."""
+    """No complaint about a history that holds, a turn of unclear outcome included; the figures are right.
+
+    The same with a client that streams, which is told less, and with a driver.
+    """
     story = Story()
     await story.deliver()
     report = await story.report()
     assert report == Report([], acknowledged=2, recorded=3, lost=0, doubled=0, unclear=1, collects=1)
+    tokens = (9, 10, 11, 9, 20, 21, 9, 30, 31)
+    story.change("chat", 3, streams=True, output=(), prompt_digest="")
+    story.change("collect", 5, handed=(tokens,))
+    assert await story.report() == report
 
 
 def _lose(story: Story) -> None:
@@ -138,6 +147,18 @@ def _wrong_token(story: Story) -> None:
 
 def _wrong_logprob(story: Story) -> None:
     story.change("chat", 1, output=((10, -0.5), (11, -0.25)))
+
+
+def _wrong_text(story: Story) -> None:
+    story.change("chat", 1, text="t2", streams=True)
+
+
+def _wrong_id(story: Story) -> None:
+    story.change("chat", 1, response_id="r9", streams=True)
+
+
+def _altered_by_the_driver(story: Story) -> None:
+    story.change("collect", 5, handed=((9, 10, 11),))
 
 
 def _wrong_prompt(story: Story) -> None:
@@ -201,6 +222,9 @@ LIES: dict[str, tuple[Callable[[Story], None], str]] = {
     "a gap": (_gap, "INV-3: the ids are"),
     "a wrong token": (_wrong_token, "INV-2: recorded as"),
     "a wrong log-prob": (_wrong_logprob, "INV-2: recorded as"),
+    "a streamed answer with a wrong text": (_wrong_text, "INV-2: recorded as ('r1', 't1')"),
+    "a streamed answer with a wrong id": (_wrong_id, "INV-2: recorded as ('r1', 't1')"),
+    "samples that the driver altered": (_altered_by_the_driver, "INV-2: the driver gave other tokens"),
     "a wrong prompt": (_wrong_prompt, "INV-2: turn 2 begins with other tokens"),
     "a wrong parent": (_wrong_parent, "INV-4: turn 3 continues 'r2', not 'r1'"),
     "a turn that nobody asked for": (_unknown, "INV-1: nobody asked for the recorded turn a2"),

@@ -1,31 +1,39 @@
 """Agents and drivers, as they come: many at once, over all API processes, and not easily discouraged.
 
 An agent behaves like OpenAI's SDK: it sends a request again after a lost connection, and after an error
-unless `x-should-retry` forbids it, each time to the next API process, as behind a load balancer.
+unless `x-should-retry` forbids it, each time to the next API process, as behind a load balancer. Some agents
+stream. Some sessions are opened, collected and deleted by the real driver, the others by plain HTTP, which
+can do what the driver does not: collect in the middle, or send the same again.
 """
 
 import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 import httpx
 import orjson
 
-from tests.faults.engine import DIGEST
-from tests.faults.history import Call, History, Kind
+from tests.faults.driver import Driver
+from tests.faults.history import COLLECT_S, Call, History, Kind
+from tests.faults.replies import read
+from tokentape_driver.session import Session
 
 CALL_S: Final = 25.0
 """Any request's deadline: the store's retries (10 s) and a socket timeout, with room for a busy machine."""
-COLLECT_S: Final = 20.0
-"""`deadline_s` of a collect."""
 _TURN_S: Final = 60.0
 """An agent that gets no turn recorded within this gives up, which fails the test."""
 
 Message = dict[str, str]
+
+
+def unbounded() -> httpx.AsyncBaseTransport:
+    """httpx's connections, as many as are asked for: a request must not wait for another one's."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    return httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
 
 
 class Workload:
@@ -35,10 +43,19 @@ class Workload:
         urls: of the API processes.
         seed: of everything that is random here.
         metadata: sent with collects of tree sessions, for the finish hook.
+        call_s: any request's deadline.
+        network: gives the connections of the agents, and those of the driver.
     """
 
     def __init__(
-        self, urls: Sequence[str], history: History, seed: int, *, metadata: dict[str, Any] | None = None
+        self,
+        urls: Sequence[str],
+        history: History,
+        seed: int,
+        *,
+        metadata: dict[str, Any] | None = None,
+        call_s: float = CALL_S,
+        network: Callable[[], httpx.AsyncBaseTransport] = unbounded,
     ) -> None:
         self.history = history
         self._urls = list(urls)
@@ -46,9 +63,9 @@ class Workload:
         self._metadata = metadata
         self._stopping = False
         self._next = 0
-        # A pool for each process, without a limit: a request must not wait for another one's connection.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        self._http = httpx.AsyncClient(timeout=CALL_S, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=call_s, transport=network())
+        self._call_s = call_s
+        self.driver = Driver(self._urls, history, call_s, network())
 
     @asynccontextmanager
     async def running(self, episodes: int) -> AsyncIterator[None]:
@@ -63,7 +80,7 @@ class Workload:
         finally:
             self._stopping = True
             outcomes = await asyncio.gather(*players, return_exceptions=True)
-            await self._http.aclose()
+            await self._close()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -72,7 +89,11 @@ class Workload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         await self._http.aclose()
+        await self.driver.aclose()
 
     async def _play(self) -> None:
         while not self._stopping:
@@ -80,13 +101,17 @@ class Workload:
 
     async def episode(self, mode: str) -> None:
         """One session from its opening to beyond its end."""
-        session = await self.open(mode)
+        handle = None
+        if self._draw.random() < 0.4:
+            handle = await self.open_by_driver(mode)
+        session = handle.id if handle else await self.open(mode)
         turns = self._draw.randrange(2, 7)
-        if mode == "linear":
-            await self.agent(session, turns)
+        streams = [self._draw.random() < 0.4 for _ in range(1 if mode == "linear" else 2)]
+        await asyncio.gather(*(self.agent(session, turns, mode == "tree", is_so) for is_so in streams))
+        if handle:
+            await self.driver.collect(handle, self._metadata)
         else:
-            await asyncio.gather(*(self.agent(session, turns, tree=True) for _ in range(2)))
-        await asyncio.gather(*(self.collect(session) for _ in range(self._draw.randrange(1, 3))))
+            await asyncio.gather(*(self.collect(session) for _ in range(self._draw.randrange(1, 3))))
         for _ in range(self._draw.randrange(1, 3)):
             await asyncio.gather(*(self.delete(session) for _ in range(self._draw.randrange(1, 4))))
         if self._draw.random() < 0.5:
@@ -102,15 +127,22 @@ class Workload:
                 return call.session
         raise AssertionError("no session could be opened")
 
-    async def agent(self, session: str, turns: int, *, tree: bool = False) -> None:
+    async def open_by_driver(self, mode: str) -> Session:
+        """The driver's session; opening is repeated until it succeeds."""
+        async for _ in self._tries():
+            if (session := await self.driver.open(mode)) is not None:
+                return session
+        raise AssertionError("no session could be opened")
+
+    async def agent(self, session: str, turns: int, tree: bool = False, streams: bool = False) -> None:
         """One conversation. Some turns are asked for a second time, some by two siblings at the same time."""
         messages: list[Message] = []
         continues = ""
         for number in range(turns):
             messages = [*messages, {"role": "user", "content": f"{uuid.uuid4().hex} {number}"}]
-            call, answer = await self.turn(session, messages, continues)
+            call, answer = await self.turn(session, messages, continues, streams)
             if self._draw.random() < 0.15:  # the answer was not liked
-                call, answer = await self.turn(session, messages, continues)
+                call, answer = await self.turn(session, messages, continues, streams)
             if tree and self._draw.random() < 0.3:
                 side = [*messages, answer, {"role": "user", "content": f"{uuid.uuid4().hex} aside"}]
                 await asyncio.gather(*(self.turn(session, side, call.response_id) for _ in range(2)))
@@ -118,13 +150,15 @@ class Workload:
             if self._draw.random() < 0.1:
                 await self.collect(session)
 
-    async def turn(self, session: str, messages: list[Message], continues: str) -> tuple[Call, Message]:
+    async def turn(
+        self, session: str, messages: list[Message], continues: str, streams: bool = False
+    ) -> tuple[Call, Message]:
         """One answered turn, after as many attempts as it takes."""
         call = None
         async for _ in self._tries():
-            call = await self._call("chat", session, **self._chat_body(messages, continues))
+            call = await self._call("chat", session, streams=streams, **self._chat_body(messages, continues))
             if call.ok:
-                return call, {"role": "assistant", "content": f"answer {call.response_id.partition('-')[2]}"}
+                return call, {"role": "assistant", "content": call.text}
             if call.status is not None and call.retry == "false":
                 break
         raise AssertionError(f"no turn within {_TURN_S:g} s: {call}")
@@ -168,7 +202,7 @@ class Workload:
         self._next += 1
         url = f"{self._urls[self._next % len(self._urls)]}/sessions"
         method, body = "POST", b""
-        deadline_s = given.pop("deadline_s", CALL_S)
+        deadline_s = given.pop("deadline_s", self._call_s)
         messages = given.pop("messages", None)
         headers = {}
         match kind:
@@ -176,7 +210,8 @@ class Workload:
                 body = orjson.dumps({"mode": given["mode"]})
             case "chat":
                 url = f"{url}/{session}/v1/chat/completions"
-                body = orjson.dumps({"messages": messages, "user": given["attempt"]})
+                fields = {"messages": messages, "user": given["attempt"]}
+                body = orjson.dumps({**fields, "stream": True} if given.get("streams") else fields)
             case "collect":
                 given.setdefault("asked", {})
                 if self._metadata is not None:
@@ -190,56 +225,21 @@ class Workload:
         self.history.started += 1
         began = time.monotonic()
         try:
-            async with asyncio.timeout(max(CALL_S, deadline_s)):
-                reply = await self._http.request(method, url, content=body, headers=headers)
+            async with (
+                asyncio.timeout(max(self._call_s, deadline_s)),
+                self._http.stream(method, url, content=body, headers=headers) as reply,
+            ):
+                await reply.aread()
+            told: dict[str, Any] = {"status": reply.status_code, **read(kind, reply)}
         except (httpx.TransportError, TimeoutError) as error:
-            told: dict[str, Any] = {"status": None, "error": f"{type(error).__name__}: {error}"}
-        else:
-            told = {"status": reply.status_code, **_read(kind, reply)}
+            told = {"status": None, "error": f"{type(error).__name__}: {error}"}
         call = Call(
             kind=kind,
             session=told.pop("session", session),
             began=began,
             ended=time.monotonic(),
             deadline_s=deadline_s,
-            **given,
-            **told,
+            **{**told, **given},  # the contract that was asked for, whatever the reply says
         )
         self.history.add(call)
         return call
-
-
-def _read(kind: Kind, reply: httpx.Response) -> dict[str, Any]:
-    """What the reply says."""
-    if not reply.is_success:
-        body = _json(reply).get("error")
-        error = body if isinstance(body, dict) else {}
-        return {
-            "code": error.get("code", ""),
-            "detail": error.get("message", ""),
-            "retry": reply.headers.get("x-should-retry", ""),
-            "retry_after": reply.headers.get("Retry-After", ""),
-        }
-    match kind:
-        case "open":
-            return {"session": _json(reply)["session_id"]}
-        case "chat":
-            answer = _json(reply)
-            meta = answer["choices"][0]["meta_info"]
-            return {
-                "response_id": answer["id"],
-                "output": tuple((token, logprob) for logprob, token, _ in meta["output_token_logprobs"]),
-                "prompt_digest": meta[DIGEST],
-            }
-        case "collect":
-            digest = reply.headers["Tokentape-Digest"].removeprefix("sha-256=")
-            return {"payload": reply.content, "digest": digest}
-    return {}
-
-
-def _json(reply: httpx.Response) -> dict[str, Any]:
-    try:
-        content = orjson.loads(reply.content)
-    except orjson.JSONDecodeError:
-        return {}
-    return content if isinstance(content, dict) else {}

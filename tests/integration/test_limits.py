@@ -17,7 +17,7 @@ from tokentape_cli.processes import free_port
 
 API = """
 from tokentape_contracts import limits
-limits.DRAIN_S = 1
+limits.DRAIN_S = 1 - int(limits.ENGINE_TIMEOUT_S)
 limits.API_KEEP_ALIVE_S = 1
 from tokentape_cli.main import main
 main()

@@ -1,4 +1,6 @@
-"""A TCP proxy before Redis that does harm: it waits, breaks off, holds back, and says when it saw a command.
+"""A TCP proxy before Redis, or before an HTTP server, that does harm.
+
+It waits, breaks off, holds back, and says when it saw a command.
 
 It runs in a thread of its own, so that tests with and without an event loop can use it, and so that it goes
 on while a test waits for a process.
@@ -13,10 +15,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Self
 
-Moment = Literal["before", "inside", "after", "beside"]
-"""When a rule strikes: before any of the command reaches the server, when a part of it has, or when the
-server has answered and the answer has not been passed on. In each of these cases the connection then breaks;
-`beside` only says that the command came, and passes it on.
+Moment = Literal["before", "inside", "after", "amid", "beside"]
+"""When a rule strikes: before any of the command reaches the server, when a part of it has, when the server
+has answered and the answer has not been passed on, or amid the answer, when the beginning of it has. In each
+of these cases the connection then breaks; `beside` only says that the command came, and passes it on.
 """
 
 OF_EVENTS: Final = rb"XADD\r\n\$\d+\r\ntt:\{[0-9a-f]+\}:events\r\n"
@@ -33,9 +35,18 @@ ENQUEUE: Final = re.compile(rb"PSETEX\r\n\$\d+\r\narq:job:")
 RENEWAL: Final = re.compile(rb"PEXPIRE\r\n\$\d+\r\narq:in-progress:")
 """A worker holds on to a job that it runs."""
 
+GENERATION: Final = re.compile(rb'"input_ids":\[[\d,]*\]')
+"""A whole request for a generation, as the engine gets it."""
+STREAM: Final = re.compile(rb'"stream":true\}$')
+"""A whole chat request of an agent that streams."""
+
 _CHUNK: Final = 1 << 20
 _INSIDE_BYTES: Final = 7
 """How much of a command's arguments the server sees that gets a part of it."""
+_AMID_BYTES: Final = 400
+"""How much of an answer is passed on before it breaks: an HTTP head and some of its body."""
+_AMID_S: Final = 2.0
+"""How long that much of it is waited for."""
 
 
 @dataclass
@@ -153,7 +164,7 @@ class FaultProxy:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
             opened.append(server_writer)
             back = asyncio.create_task(_copy(server_reader, writer))
-            there = asyncio.create_task(self._requests(reader, server_reader, server_writer, back))
+            there = asyncio.create_task(self._requests(reader, writer, server_reader, server_writer, back))
             tasks += [there, back]
             await asyncio.wait({there})
         except OSError:
@@ -168,6 +179,7 @@ class FaultProxy:
     async def _requests(
         self,
         reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server_writer: asyncio.StreamWriter,
         back: "asyncio.Task[None]",
@@ -190,7 +202,7 @@ class FaultProxy:
                 self._rules.remove(rule)
                 self.strikes += 1
                 if rule.moment != "beside":
-                    await self._break(rule, request, found.end(), server_reader, server_writer, back)
+                    await self._break(rule, request, found.end(), server_reader, server_writer, writer, back)
                     return
                 rule.then()
                 rule.struck.set()
@@ -204,17 +216,24 @@ class FaultProxy:
         where: int,
         server_reader: asyncio.StreamReader,
         server_writer: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
         back: "asyncio.Task[None]",
     ) -> None:
         if rule.moment == "inside":
             server_writer.write(request[: where + _INSIDE_BYTES])
             await server_writer.drain()
-        elif rule.moment == "after":
+        elif rule.moment in ("after", "amid"):
             back.cancel()
             await asyncio.wait({back})
             server_writer.write(request)
             await server_writer.drain()
-            await server_reader.read(1)
+            if rule.moment == "after":
+                await server_reader.read(1)
+            else:
+                # A shorter answer is lost.
+                with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
+                    async with asyncio.timeout(_AMID_S):
+                        writer.write(await server_reader.readexactly(_AMID_BYTES))
         rule.then()
         rule.struck.set()
 

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from threading import Thread
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -43,13 +44,23 @@ class Archive:
     """
 
     def __init__(self, url: str) -> None:
+        user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+        secret = password or user  # a token stands alone
+        self._secrets = {secret, unquote(secret)} - {""}
         try:
             from fsspec.core import url_to_fs
 
             self._files, root = url_to_fs(url)
         except Exception as error:  # whatever a file system raises when it is set up
-            raise ArchiveError(f"archive-url cannot be used: {type(error).__name__}: {error}") from error
+            raise ArchiveError(f"archive-url cannot be used: {self.shown(error)}") from None
         self._root: Final = root.rstrip("/")
+
+    def shown(self, error: Exception) -> str:
+        """What a file system raised, without the credentials of the URL, which some of them quote."""
+        text = f"{type(error).__name__}: {error}"
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def path(self, session_id: str) -> str:
         """Where the file of a session is, within the file system."""
@@ -192,4 +203,4 @@ class Archiver:
             async with asyncio.timeout(limits.ARCHIVE_LEASE_S):
                 return await done
         except Exception as error:
-            raise ArchiveError(f"{type(error).__name__}: {error}") from error
+            raise ArchiveError(self._archive.shown(error)) from None

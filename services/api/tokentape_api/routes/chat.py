@@ -1,7 +1,7 @@
 """`POST /sessions/{sid}/v1/chat/completions`."""
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from tokentape_api import stream
 from tokentape_api.bodies import ChatRequest, read_body
@@ -20,8 +20,7 @@ async def chat_completions(request: Request) -> Response:
         work = services.recorder.chat(session_id, chat, request.headers)
         answer = await while_connected(request, work)
     if chat.stream:
-        events = stream.chunks(answer, include_usage=chat.include_usage)
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+        # At once, as all of it is there: one event after the other would cost a turn of the loop each.
+        events = b"".join(stream.chunks(answer, include_usage=chat.include_usage))
+        return Response(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
     return json_response(answer)
