@@ -65,7 +65,7 @@ ENGINE_KEEP_ALIVE_S: Final = 2.0
 """Idle connections to the engine are dropped before it drops them (uvicorn after 5 s): a chat that meets a
 connection which is just being closed is 503 `engine_unavailable`."""
 DRAIN_S: Final = 30
-"""After SIGTERM an API process finishes its requests: a whole generation (`--engine-timeout-s`), and this long
+"""After SIGTERM an API process finishes its requests: a whole generation (`--engine-timeout-s`), and so long
 beyond it. A worker finishes its jobs, each within `ASSEMBLY_TIMEOUT_S`."""
 STORE_RETRY_S: Final = 10.0
 """How long a command to Redis is tried again before `store_unavailable`."""

@@ -1,5 +1,7 @@
 """What a child does with a job, without the process around it."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 import redis.asyncio
@@ -58,6 +60,17 @@ async def test_a_refusal_is_stored(fake: redis.asyncio.Redis) -> None:
     result = await api.result(asked)
     assert result is not None
     assert isinstance(result.error, PrefixBroken)
+
+
+async def test_what_a_newer_worker_can_read_is_not_kept(fake: redis.asyncio.Redis) -> None:
+    """`event_unsupported` stays for those who wait now, not for later requests, and is no delivery."""
+    asked = job(await record(Api(fake).store, turns=1))
+    await fake.xadd(keys.events(SID), {"type": "turn.recorded", "v": "99"}, id="2-0")
+    asked = replace(asked, tail=turn_id(2))
+    answer = await Child(fake, _text).answer(_line(asked))
+    assert (answer["outcome"], answer["detail"]) == ("stored", "event_unsupported")
+    assert limits.WAIT_SLICE_S <= await fake.ttl(keys.samples(SID, asked.request)) <= 3
+    assert not await fake.exists(keys.audit(SID))
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyError("x"), RedisConnectionError("away")])

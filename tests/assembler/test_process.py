@@ -74,8 +74,8 @@ async def test_a_worker_is_killed(start_worker: Start, api: Api) -> None:
     await asyncio.sleep(0.3)
     heir = await start_worker().ready()
     assert await api.result(asked) is None
-    victim.child.kill()
     victim.kill()
+    victim.child.kill()
     assert (await api.heard())["outcome"] == "stored"
     assert await api.result(asked) is not None
     await until(lambda: ("stored", 2) in [(line["outcome"], line["try"]) for line in heir.jobs])
@@ -130,5 +130,5 @@ async def test_a_failed_start(server: Server, tmp_path: Path) -> None:
     wrong = WorkerProcess.start(tmp_path, "http://localhost", tmp_path)
     assert [await missing.ended(60), await wrong.ended(60)] == [1, 1]
     assert f"the assembler cannot start: TokenizerError: no tokenizer at {tmp_path}/nowhere" in missing.log
-    assert "the assembler cannot start: Redis URL must specify" in wrong.log
+    assert "the assembler cannot start: a Redis URL must begin" in wrong.log
     assert "Traceback" not in missing.log + wrong.log

@@ -123,7 +123,10 @@ def test_compose(target: str) -> None:
     assert "TOKENTAPE_REDIS_URL" in service["environment"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    longest = {"api": limits.ENGINE_TIMEOUT_S + limits.DRAIN_S, "assembler": limits.ASSEMBLY_TIMEOUT_S}[target]
+    longest = {
+        "api": limits.ENGINE_TIMEOUT_S + limits.DRAIN_S,
+        "assembler": limits.ASSEMBLY_TIMEOUT_S,
+    }[target]
     assert int(service["stop_grace_period"].removesuffix("s")) > longest
     command = COMPOSE["services"]["valkey"]["command"]
     assert command[command.index("--appendfsync") + 1] == "always"

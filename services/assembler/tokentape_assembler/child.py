@@ -32,7 +32,7 @@ from tokentape_assembler.outcome import Assembled, outcome_of
 from tokentape_assembler.toolchain import assembled_by, load_toolchain
 from tokentape_contracts import audit, keys, limits
 from tokentape_contracts.audit import AssembledBy, SamplesAssembled
-from tokentape_contracts.errors import SessionNotFound
+from tokentape_contracts.errors import EventUnsupported, SessionNotFound
 from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
@@ -79,13 +79,20 @@ class Child:
         }
 
     async def _save(self, job: AssembleJob, result: Assembled) -> None:
-        """Writes the result and its audit entry: both or nothing."""
+        """Writes the result and its audit entry: both or nothing.
+
+        That this version cannot read an event says nothing of the session, which a newer worker assembles:
+        the refusal stays for those who wait now, and is not audited.
+        """
         key = keys.samples(job.session_id, job.request)
+        is_ours = isinstance(result.error, EventUnsupported)
         async with redis_errors(), self._client.pipeline(transaction=True) as pipe:
             for field, value in result.to_hash():
                 pipe.hset(key, field, value)  # type: ignore[arg-type]
-            pipe.expire(key, limits.RESULT_TTL_S)
-            if not isinstance(result.error, SessionNotFound):  # there is no session that it would belong to
+            # A waiter looks once in a slice; who misses it asks again.
+            pipe.expire(key, int(2 * limits.WAIT_SLICE_S) if is_ours else limits.RESULT_TTL_S)
+            # Without a session there is none that an entry would belong to.
+            if not is_ours and not isinstance(result.error, SessionNotFound):
                 audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
                 pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
                 pipe.expire(audit_key, limits.RETENTION_S)

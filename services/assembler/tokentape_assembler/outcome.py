@@ -36,7 +36,7 @@ REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     SessionNotFound,
     StreamCorrupt,
 )
-"""Errors that the same events give every time: outcomes, like samples."""
+"""Errors that the same events give every time in this version: outcomes, like samples."""
 MISMATCHES: Final[tuple[str, ...]] = get_args(Kind)
 """The types of `tito_session_mismatch`."""
 
