@@ -1,7 +1,10 @@
 """The names of everything Tokentape keeps in Redis.
 
 The braces are a Redis Cluster hash tag: all keys of one session lie in one slot, so that a transaction over
-them is allowed there.
+them is allowed there. No transaction or pipeline spans a session's keys and others.
+
+Two servers may hold them: one the sessions and what belongs to them, the other the queue: `QUEUE`, `WAKE`,
+`replies`, and whatever else begins with `arq:`.
 """
 
 
@@ -28,6 +31,11 @@ def audit(session_id: str) -> str:
 def archiving(session_id: str) -> str:
     """A string: some worker writes this session to the archive at the moment."""
     return f"tt:{{{session_id}}}:archiving"
+
+
+def replicated(session_id: str) -> str:
+    """A string that is gone at once: written to wait until the replicas have what was written before."""
+    return f"tt:{{{session_id}}}:replicated"
 
 
 def samples(session_id: str, request: str) -> str:

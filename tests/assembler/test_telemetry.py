@@ -220,7 +220,7 @@ async def test_the_endpoint(server: Server, tokenizer: Path, tmp_path: Path, api
 
 async def test_the_endpoint_bears_strangers(fake: redis.asyncio.Redis) -> None:
     """A peer that says nothing, too much or nonsense does no harm."""
-    endpoint = Endpoint(Telemetry(), fake, lambda: 0, "127.0.0.1", 0)
+    endpoint = Endpoint(Telemetry(), [fake], lambda: 0, "127.0.0.1", 0)
     async with endpoint:
         port = endpoint.port
         for sent in (b"", b"x" * 100_000, b"\0\r\n\r\n", b"GET\r\n\r\n"):
@@ -233,4 +233,4 @@ async def test_the_endpoint_bears_strangers(fake: redis.asyncio.Redis) -> None:
                 "children": "no child process is ready",
             }
         with pytest.raises(ValueError, match="metrics-port"):
-            await Endpoint(Telemetry(), fake, lambda: 0, "127.0.0.1", port).__aenter__()
+            await Endpoint(Telemetry(), [fake], lambda: 0, "127.0.0.1", port).__aenter__()

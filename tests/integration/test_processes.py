@@ -45,6 +45,14 @@ def test_wrong_usage(arguments: tuple[str, ...], mention: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("url", ["rediss+tls://:hunter2@r", "redis://:hunter2/x@r:1/0", "r?password=hunter2"])
+def test_a_refused_url_is_not_shown(url: str) -> None:
+    """The message about a wrong URL holds no part of its password."""
+    result = run("config", TOKENTAPE_REDIS_URL=url)
+    assert (result.returncode, "TOKENTAPE_REDIS_URL" in result.stderr) == (2, True)
+    assert "hunter2" not in result.stdout + result.stderr
+
+
 def test_unknown_environment_variable() -> None:
     """A misspelt TOKENTAPE_… variable is refused."""
     result = run("config", TOKENTAPE_ENGINES="http://e")

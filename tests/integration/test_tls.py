@@ -1,7 +1,6 @@
-"""Redis over TLS, as an ACL user with no more rights than docs/guides/secure.md names."""
+"""Redis over TLS, as ACL users with no more rights than docs/guides/secure.md names."""
 
 import asyncio
-import re
 import ssl
 import subprocess
 import sys
@@ -13,32 +12,25 @@ import pytest
 import redis
 import trustme
 
-from tests.docs.markdown import DOCS
+from tests.support.access import QUEUE_USER, USER, make_users
 from tests.support.processes import Fleet, fleet, wait_until
 from tests.support.scripted import ScriptedEngine
 from tests.support.tls import terminated
 from tokentape_cli.embedded import EmbeddedValkey
 
-USER, PASSWORD = "tokentape", "s3cr3t/with:odd@signs"
+PASSWORD = "s3cr3t/with:odd@signs"
 QUOTED = "s3cr3t%2Fwith%3Aodd%40signs"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 pytestmark = pytest.mark.slow
 
 
-def rights() -> list[str]:
-    """The rules of the user in the guide."""
-    page = (DOCS / "guides" / "secure.md").read_text()
-    [rules] = re.findall(r"ACL SETUSER tokentape on '>[^']+' \\\n((?:.*\\\n)*.*)\n```", page)
-    return rules.replace("\\\n", " ").replace("'", "").split()
-
-
 @pytest.fixture(scope="module")
 def admin() -> Iterator[redis.Redis]:
-    """The server's own administrator, who has made the user."""
+    """The server's own administrator, who has made the users."""
     with EmbeddedValkey() as valkey:
         client = redis.Redis.from_url(valkey.url)
-        client.execute_command("ACL", "SETUSER", USER, "on", f">{PASSWORD}", *rights())
+        make_users(client, PASSWORD)
         client.valkey_port = valkey.port  # type: ignore[attr-defined]
         yield client
         client.close()
@@ -50,8 +42,8 @@ def secure(
     shared_engine: ScriptedEngine,
     tokenizer_dir: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Fleet, str]]:
-    """An empty fleet on that server, and the URL of another server's certificate authority."""
+) -> Iterator[tuple[Fleet, str, str]]:
+    """An empty fleet on that server, the queue's URL, and one with another server's certificate authority."""
     directory = tmp_path_factory.mktemp("tls")
     authority, stranger = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
@@ -61,7 +53,7 @@ def secure(
     with terminated(context, admin.valkey_port) as port, shared_engine.serve() as engine_url:  # type: ignore[attr-defined]
         url = f"rediss://{USER}:{QUOTED}@127.0.0.1:{port}/0?ssl_check_hostname=true&ssl_ca_certs={directory}"
         with fleet(f"{url}/ca.pem", engine_url, tokenizer_dir, directory) as running:
-            yield running, f"{url}/other.pem"
+            yield running, f"{url}/ca.pem".replace(f"{USER}:", f"{QUEUE_USER}:", 1), f"{url}/other.pem"
 
 
 def tokentape(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -71,17 +63,17 @@ def tokentape(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 async def test_everything_works(
-    secure: tuple[Fleet, str],
+    secure: tuple[Fleet, str, str],
     engine: ScriptedEngine,
     client: httpx.AsyncClient,
     admin: redis.Redis,
     tmp_path: Path,
 ) -> None:
     """Sessions, chats, collects, deletes, the archive and the tools need no other right; none is refused."""
-    system, _ = secure
+    system, queue_url, _ = secure
     archive = tmp_path / "archive"
-    api, url = system.api()
-    worker = system.assembler("--archive-url", archive.as_uri())
+    api, url = system.api("--queue-redis-url", queue_url)
+    worker = system.assembler("--archive-url", archive.as_uri(), "--queue-redis-url", queue_url)
     assert (await client.get(f"{url}/ready")).json()["checks"]["redis"] == "ok"
     session_id = (await client.post(f"{url}/sessions")).json()["session_id"]
     session = f"{url}/sessions/{session_id}"
@@ -110,9 +102,11 @@ async def test_everything_works(
         assert QUOTED not in log.output()
 
 
-def test_the_rights_end_there(secure: tuple[Fleet, str], admin: redis.Redis) -> None:
-    """The user can neither run scripts, nor change the server, nor touch other keys or channels."""
-    user = redis.Redis(port=admin.valkey_port, username=USER, password=PASSWORD)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", [USER, QUEUE_USER])
+@pytest.mark.usefixtures("secure")
+def test_the_rights_end_there(name: str, admin: redis.Redis) -> None:
+    """A user can neither run scripts, nor change the server, nor touch other keys or channels."""
+    user = redis.Redis(port=admin.valkey_port, username=name, password=PASSWORD)  # type: ignore[attr-defined]
     for command in (
         ("EVAL", "return 1", "0"),
         ("FLUSHALL",),
@@ -120,6 +114,7 @@ def test_the_rights_end_there(secure: tuple[Fleet, str], admin: redis.Redis) -> 
         ("KEYS", "*"),
         ("ACL", "LIST"),
         ("SET", "other", "x"),
+        ("DEL", {USER: "arq:queue", QUEUE_USER: "tt:sealed"}[name]),
         ("PUBLISH", "tt:x", "x"),
         ("SHUTDOWN", "NOSAVE"),
     ):
@@ -129,9 +124,9 @@ def test_the_rights_end_there(secure: tuple[Fleet, str], admin: redis.Redis) -> 
     admin.execute_command("ACL", "LOG", "RESET")
 
 
-async def test_a_stranger_is_not_trusted(secure: tuple[Fleet, str], client: httpx.AsyncClient) -> None:
+async def test_a_stranger_is_not_trusted(secure: tuple[Fleet, str, str], client: httpx.AsyncClient) -> None:
     """A server whose certificate another authority signed is not talked to: the API is not ready."""
-    system, other = secure
+    system, _, other = secure
     stranger = Fleet(other, system.engine_url, system.tokenizer, system.directory)
     try:
         api, url = stranger.api()

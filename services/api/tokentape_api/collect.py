@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
+import redis.asyncio
 from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
 from redis.exceptions import RedisError, WatchError
@@ -33,13 +34,16 @@ class Collector:
     """Hands jobs to the workers and waits for their results.
 
     Args:
-        client: for commands that answer at once.
-        reader: for the reply stream; its replies may take longer than two seconds.
+        client: to the queue's server, for commands that answer at once.
+        reader: to the queue's server, for the reply stream; its replies may take longer than two seconds.
+        data: to where the sessions are kept, results included; closed by whoever made it. None for where the
+            queue is.
     """
 
-    def __init__(self, client: ArqRedis, reader: ArqRedis) -> None:
+    def __init__(self, client: ArqRedis, reader: ArqRedis, data: redis.asyncio.Redis | None = None) -> None:
         self._client = client
         self._reader = reader
+        self._data = client if data is None else data
         self._api_id = uuid.uuid4().hex
         self._waiting: dict[tuple[str, str], set[asyncio.Future[str | None]]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +118,7 @@ class Collector:
         """Lets the worker know that this process does not wait any more, unless another request does."""
         if (job.session_id, job.request) not in self._waiting:
             with contextlib.suppress(RedisError, OSError):
-                await self._client.zrem(keys.waiters(job.session_id, job.request), self._api_id)
+                await self._data.zrem(keys.waiters(job.session_id, job.request), self._api_id)
 
     @contextlib.contextmanager
     def _announcement(self, job: AssembleJob) -> Iterator[asyncio.Future[str | None]]:
@@ -148,7 +152,7 @@ class Collector:
         for part in range(1, result.parts):
             async with redis_errors():
                 key = keys.samples(job.session_id, job.request)
-                data: bytes | None = await self._client.hget(key, str(part))  # type: ignore[misc]
+                data: bytes | None = await self._data.hget(key, str(part))  # type: ignore[misc]
             if data is None:
                 raise StoreUnavailable(f"part {part} of the result has expired before it was sent")
             yield data
@@ -157,7 +161,7 @@ class Collector:
         """Registers as a waiter, and only then looks for the result: so none falls between the two."""
         waiters = keys.waiters(job.session_id, job.request)
         async with redis_errors():
-            pipe = self._client.pipeline(transaction=True)
+            pipe = self._data.pipeline(transaction=False)
             pipe.zadd(waiters, {self._api_id: deadline}, gt=True)
             pipe.expire(waiters, int(limits.COLLECT_DEADLINE_MAX_S) + _WAITERS_EXTRA_S)
             pipe.hmget(keys.samples(job.session_id, job.request), [jobs.HEAD, jobs.FIRST_PART])

@@ -32,10 +32,10 @@ def build(settings: ApiSettings) -> Starlette:
     client = connect(settings.redis_url)
     return build_app(
         settings,
-        store=RedisStore(client),
+        store=RedisStore(client, wait_replicas=settings.redis_wait_replicas),
         engine=connect_engine(settings),
         renderer=ChatRenderer(tokenizer, get_family(settings.family)),
-        collector=Collector(_queue(settings.redis_url), _queue(settings.redis_url)),
+        collector=Collector(_queue(settings.queue_url), _queue(settings.queue_url), client),
         telemetry=Telemetry(tracing.from_environment("tokentape-api")),
     )
 
@@ -61,10 +61,11 @@ def run(settings: ApiSettings) -> int:
         http=BoundedHttp,
         ws="none",
         access_log=False,
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         log_level="warning",
-        timeout_graceful_shutdown=limits.DRAIN_S,
+        timeout_graceful_shutdown=int(settings.engine_timeout_s) + limits.DRAIN_S,
         timeout_keep_alive=limits.API_KEEP_ALIVE_S,
     )
     server = _Server(config)

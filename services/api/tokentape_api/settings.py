@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from tokentape_contracts import limits
+from tokentape_core.addresses import queue_url
 
 ENGINES: Final = ("sglang", "vllm")
 REPLAY: Final = ("off", "full", "incremental")
@@ -23,9 +24,11 @@ class ApiSettings:
     """Everything an API process can be told.
 
     Attributes:
-        engine_url: base URL of the engine or router, without `/v1`.
+        engine_url: base URL of the engine or router, without `/v1`; may hold a password, so it is never
+            shown.
         tokenizer: name or directory of the model's tokenizer.
-        redis_url: where the sessions are kept; may hold a password, so it is never shown.
+        redis_url: where the sessions are kept (`tokentape_core.addresses`); may hold a password, so it is
+            never shown.
         chat_template: a Jinja file that replaces the tokenizer's own chat template.
         family: the model family, whose boundary rules apply.
         mode: of sessions that name none.
@@ -41,12 +44,14 @@ class ApiSettings:
             one's, or that of the turn in which its token was first read.
         indexer_topk: whether the indexer's choices are asked for, one of `INDEXER_TOPK`.
         tokens_file: the callers' bearer tokens (`auth`); None for a server that asks for none.
+        queue_redis_url: where the workers' queue is; None for where the sessions are. Never shown either.
+        redis_wait_replicas: so many replicas must have a turn before it is answered; 0 waits for none.
 
     Raises:
         ValueError: a setting has no such value, or does not fit another.
     """
 
-    engine_url: str
+    engine_url: str = field(repr=False)
     tokenizer: str
     redis_url: str = field(repr=False)
     chat_template: Path | None = None
@@ -62,8 +67,18 @@ class ApiSettings:
     replay_prefix: str = "latest"
     indexer_topk: str = "off"
     tokens_file: Path | None = None
+    queue_redis_url: str | None = field(default=None, repr=False)
+    redis_wait_replicas: int = 0
+
+    @property
+    def queue_url(self) -> str:
+        """Where the queue is, whether told or not."""
+        return queue_url(self.redis_url, self.queue_redis_url)
 
     def __post_init__(self) -> None:
+        _ = self.queue_url
+        if self.redis_wait_replicas < 0:
+            raise ValueError(f"redis_wait_replicas must be at least 0, not {self.redis_wait_replicas}")
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:

@@ -6,7 +6,7 @@ for probes and scrapes: one GET a connection.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import closing, suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -32,7 +32,7 @@ class Endpoint:
     """Answers while the block lasts.
 
     Args:
-        client: to Redis.
+        clients: to Redis, where the sessions and where the queue is.
         children: how many child processes could run a job.
         port: 0 takes a free one; the log says which.
 
@@ -43,13 +43,13 @@ class Endpoint:
     def __init__(
         self,
         telemetry: Telemetry,
-        client: redis.asyncio.Redis,
+        clients: Collection[redis.asyncio.Redis],
         children: Callable[[], int],
         host: str,
         port: int,
     ) -> None:
         self._telemetry = telemetry
-        self._client = client
+        self._clients = clients
         self._children = children
         self._address = host, port
         self._server: asyncio.Server | None = None
@@ -117,7 +117,8 @@ class Endpoint:
     async def _redis(self) -> str:
         try:
             async with asyncio.timeout(limits.READY_TIMEOUT_S):
-                await self._client.ping()
+                for client in self._clients:
+                    await client.ping()
         except TimeoutError:
             return f"no answer within {limits.READY_TIMEOUT_S:g} s"
         except redis.exceptions.RedisError as error:

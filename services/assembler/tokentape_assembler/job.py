@@ -49,9 +49,14 @@ class JobRunner:
     """
 
     def __init__(
-        self, client: redis.asyncio.Redis, executors: Executors, telemetry: Telemetry | None = None
+        self,
+        client: redis.asyncio.Redis,
+        executors: Executors,
+        telemetry: Telemetry | None = None,
+        queue: redis.asyncio.Redis | None = None,
     ) -> None:
         self._client = client
+        self._queue = client if queue is None else queue
         self._executors = executors
         self._telemetry = telemetry or Telemetry()
 
@@ -116,7 +121,7 @@ class JobRunner:
             b"outcome": outcome.name,
             b"detail": outcome.detail,
         }
-        pipe = self._client.pipeline(transaction=False)
+        pipe = self._queue.pipeline(transaction=False)
         for api_id in await self._waiters(job):
             key = keys.replies(api_id.decode())
             pipe.xadd(key, fields, maxlen=limits.REPLY_STREAM_LENGTH, approximate=True)

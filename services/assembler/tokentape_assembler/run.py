@@ -50,10 +50,11 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
     Raises:
         ArchiveError: there is no such archive.
         ChildDied: a child process could not start, for example as there is no such tokenizer.
-        ValueError: `redis_url` is not a Redis URL, or the metrics port cannot be used.
+        ValueError: a Redis URL is none, or the metrics port cannot be used.
     """
     archive = Archive(settings.archive_url) if settings.archive_url else None
     client = connect(settings.redis_url)
+    queue = client if settings.queue_url == settings.redis_url else connect(settings.queue_url)
     hello = orjson.dumps(
         {
             "redis_url": settings.redis_url,
@@ -71,11 +72,13 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
     stack = AsyncExitStack()
     try:
         if settings.metrics_port is not None:
-            endpoint = Endpoint(telemetry, client, lambda: pool.ready, settings.host, settings.metrics_port)
+            endpoint = Endpoint(
+                telemetry, {client, queue}, lambda: pool.ready, settings.host, settings.metrics_port
+            )
             await stack.enter_async_context(endpoint)
         await pool.start()
-        arq = arq_client(client)
-        runner = JobRunner(arq, pool, telemetry)
+        arq = arq_client(queue)
+        runner = JobRunner(client, pool, telemetry, queue)
         worker = AssemblyWorker(arq, runner.run, lambda: pool.ready, stop, telemetry.leases_lost.inc)
         telemetry.running.set_function(lambda: len(worker.tasks))
         # What start-up left on the heap stays: full collections over it would stall the loop.
@@ -90,7 +93,8 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         await asyncio.wait(background)
         await pool.close()
         await stack.aclose()
-        await client.aclose()
+        for connected in {client, queue}:
+            await connected.aclose()
         await asyncio.to_thread(telemetry.tracing.close)
 
 

@@ -3,13 +3,16 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokentape_core.addresses import queue_url
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssemblerSettings:
     """Settings of one worker process.
 
     Attributes:
-        redis_url: `redis://`, `rediss://` or `unix://`; may hold a password, so it is never shown.
+        redis_url: where the sessions are kept (`tokentape_core.addresses`); may hold a password, so it is
+            never shown.
         tokenizer: directory or name of the model's tokenizer, which decodes the samples' text.
         chat_template: a Jinja file that replaces the tokenizer's own chat template; as the API has it.
         family: the model family; as the API has it. With another template or family than a session's,
@@ -21,9 +24,10 @@ class AssemblerSettings:
             hold a password, so it is never shown.
         host: address of the HTTP endpoint.
         metrics_port: its port, for metrics and probes; 0 takes a free one, None opens none.
+        queue_redis_url: where the queue is; None for where the sessions are. Never shown either.
 
     Raises:
-        ValueError: `workers` is less than 1.
+        ValueError: `workers` is less than 1, or the queue would be in a cluster.
     """
 
     redis_url: str = field(repr=False)
@@ -36,7 +40,14 @@ class AssemblerSettings:
     archive_url: str | None = field(default=None, repr=False)
     host: str = "127.0.0.1"
     metrics_port: int | None = None
+    queue_redis_url: str | None = field(default=None, repr=False)
+
+    @property
+    def queue_url(self) -> str:
+        """Where the queue is, whether told or not."""
+        return queue_url(self.redis_url, self.queue_redis_url)
 
     def __post_init__(self) -> None:
+        _ = self.queue_url
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")

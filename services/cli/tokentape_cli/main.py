@@ -76,6 +76,7 @@ def _api(arguments: argparse.Namespace) -> int:
 def _assembler(arguments: argparse.Namespace) -> int:
     settings = options.resolve(arguments, (*options.ASSEMBLER, *options.LOGS))
     options.required(settings, "tokenizer", "redis-url")
+    options.check_queue(settings)
     from tokentape_assembler.run import run
     from tokentape_assembler.settings import AssemblerSettings
     from tokentape_core import logs

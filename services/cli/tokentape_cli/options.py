@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
 from tokentape_contracts import limits
 from tokentape_contracts.http import MODES
+from tokentape_core.addresses import Address, queue_url
 from tokentape_core.domain.match import MATCHERS
 from tokentape_core.text.families import FAMILIES
 
@@ -72,11 +73,27 @@ def _seconds(text: str) -> float:
 
 def _url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if urlsplit(text).scheme not in schemes or not text.partition("://")[2]:
+        parts = urlsplit(text)
+        if parts.scheme not in schemes or not text.partition("://")[2]:
             raise ValueError(f"must be a URL that begins with {' or '.join(f'{s}://' for s in schemes)}")
+        try:
+            _ = parts.port
+        except ValueError:  # whose text quotes what stands there, which may be a part of a password
+            raise ValueError(
+                "its port is no number; special characters of a password must be percent-encoded"
+            ) from None
         return text
 
     return parse
+
+
+def _redis_url(text: str) -> str:
+    Address.parse(text)
+    return text
+
+
+def _queue_redis_url(text: str) -> str:
+    return queue_url(_redis_url(text), None)
 
 
 def _any_url(text: str) -> str:
@@ -133,9 +150,21 @@ OPTIONS: Final[Mapping[str, Option]] = {
         metavar="NAME",
     ),
     "redis-url": Option(
-        "where sessions are kept",
-        parse=_url("redis", "rediss", "unix"),
+        "where sessions are kept: redis://, rediss:// or unix:// for one server, redis+sentinel:// for the "
+        "primary that Sentinels name, redis+cluster:// for a cluster",
+        parse=_redis_url,
         metavar="URL",
+    ),
+    "queue-redis-url": Option(
+        "where the workers' queue is, which cannot be in a cluster; where the sessions are if not given",
+        parse=_queue_redis_url,
+        metavar="URL",
+    ),
+    "redis-wait-replicas": Option(
+        "replicas of Redis that must have a turn before it is answered; 0 waits for none",
+        0,
+        _at_least(0),
+        metavar="N",
     ),
     "tokens-file": Option(
         "a TOML file with the callers' bearer tokens (`tokentape token create`), read again when it changes; "
@@ -183,6 +212,8 @@ API: Final = (
     "mode",
     "matcher",
     "redis-url",
+    "queue-redis-url",
+    "redis-wait-replicas",
     "tokens-file",
     "engine-timeout-s",
 )
@@ -191,6 +222,7 @@ ASSEMBLER: Final = (
     "chat-template",
     "family",
     "redis-url",
+    "queue-redis-url",
     "workers",
     "pick-hook",
     "finish-hook",
@@ -257,7 +289,8 @@ def _resolve(name: str, arguments: argparse.Namespace, environment: Mapping[str,
     try:
         return Setting(option.parse(text), source)
     except ValueError as error:
-        raise UsageError(f"{where} {text!r}: {error}") from None
+        shown = "(not shown: it may hold a password)" if "@" in text else repr(masked(text))
+        raise UsageError(f"{where} {shown}: {error}") from None
 
 
 def required(settings: Mapping[str, Setting], *names: str) -> None:
@@ -284,6 +317,14 @@ def api_settings(settings: Mapping[str, Setting], names: Iterable[str] = API, **
     """
     try:
         return ApiSettings(**values(settings, names), **others)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_queue(settings: Mapping[str, Setting]) -> None:
+    """Raises `UsageError` if the queue would be in a cluster."""
+    try:
+        queue_url(settings["redis-url"].value, settings["queue-redis-url"].value)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

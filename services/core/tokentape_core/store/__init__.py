@@ -1,8 +1,9 @@
 """Where sessions are kept: the port (`port`), and its implementations on Redis and in memory."""
 
+from tokentape_core.store.connect import connect
 from tokentape_core.store.memory import MemoryStore
 from tokentape_core.store.port import Entry, SeqTaken, SessionExists, Store
-from tokentape_core.store.redis import RedisStore, connect, redis_errors
+from tokentape_core.store.redis import RedisStore, redis_errors
 
 __all__ = [
     "Entry",

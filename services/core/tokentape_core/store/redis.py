@@ -7,26 +7,13 @@ which Redis itself refuses every append.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    WatchError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError, WatchError
 
 from tokentape_contracts import keys, limits
 from tokentape_contracts.errors import (
@@ -49,136 +36,16 @@ from tokentape_contracts.events import (
 )
 from tokentape_core.domain.state import turn_id
 from tokentape_core.recording import Recording, part_names
+from tokentape_core.store.pool import NodePipeline
 from tokentape_core.store.port import NO_BLOBS, Entry, SeqTaken, SessionExists
 
 _REFUSED: Final = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
 _UNWRITABLE: Final = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
-_BACKOFF_CAP_S: Final = 0.5
-_BACKOFF_BASE_S: Final = 0.02
-_SOCKET_TIMEOUT_S: Final = 5.0
 _INLINE_ENTRIES: Final = 32
 """A longer read is decoded in a thread: it delays nobody else on the event loop."""
 
 _PARTS_PER_READ: Final = 16
 _RESTORE_TRIES: Final = 5
-
-T = TypeVar("T")
-
-_trying: ContextVar[bool] = ContextVar("tokentape_store_trying", default=False)
-
-
-class _UntilDeadline(Retry):
-    """Tries again until `limits.STORE_RETRY_S` have passed.
-
-    Not a number of times: a refused connection fails at once, a silent server only after a socket timeout,
-    which the last attempt may add to the deadline. A reconnect within a command is an attempt of the command,
-    not a loop of its own.
-    """
-
-    async def call_with_retry(self, do: Callable[[], Awaitable[T]], fail: Callable[[RedisError], Any]) -> T:
-        if _trying.get():
-            return await do()
-        token = _trying.set(True)
-        deadline = time.monotonic() + limits.STORE_RETRY_S
-        failures = 0
-        try:
-            while True:
-                try:
-                    return await do()
-                except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-                    await fail(error)  # type: ignore[arg-type]
-                    failures += 1
-                    pause_s = self._backoff.compute(failures)
-                    if isinstance(error, AuthenticationError) or time.monotonic() + pause_s > deadline:
-                        raise
-                    await asyncio.sleep(pause_s)
-        finally:
-            _trying.reset(token)
-
-
-class _Pool(redis.asyncio.BlockingConnectionPool):
-    """Connections that are tried until the deadline, and none to a server that has become a replica.
-
-    redis-py tries a refused connection again, but not one that breaks off while it is set up, as it does
-    where a server is just ending, or where a balancer has no server behind it. And it keeps connections to a
-    primary that was demoted: where an address has moved to another server, writes would be refused for ever.
-
-    Attributes:
-        demotions: how often a server refused a write as it is a replica. A connection from before the last
-            time is made anew before it is used again.
-    """
-
-    demotions = 0
-
-    @classmethod
-    def from_url(cls, url: str, **kwargs: Any) -> "_Pool":
-        pool: _Pool = super().from_url(url, **kwargs)
-        pool.connection_class = _noticing(pool.connection_class, pool)
-        return pool
-
-    async def get_connection(self, *args: Any, **kwargs: Any) -> Any:
-        async def do() -> Any:
-            connection: Any = await super(_Pool, self).get_connection(*args, **kwargs)
-            if connection.demotions != self.demotions:
-                try:
-                    await connection.disconnect()
-                    await connection.connect()
-                except BaseException:
-                    await self.release(connection)
-                    raise
-                connection.demotions = self.demotions
-            return connection
-
-        async def fail(_: RedisError) -> None: ...
-
-        return await self.connection_kwargs["retry"].call_with_retry(do, fail)
-
-    async def ensure_connection(self, connection: Any) -> None:
-        """Connects, and does not look whether unread data waits, which would cost as much as a command.
-
-        A command that is given up in the middle closes its connection, and one that meets a closed connection
-        is tried again.
-        """
-        await connection.connect()
-
-
-def _noticing(base: Any, pool: _Pool) -> Any:
-    """The connection class, with a note to the pool when its server is no primary any more."""
-
-    class Noticing(base):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.demotions = pool.demotions
-
-        async def read_response(self, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return await super().read_response(*args, **kwargs)
-            except ReadOnlyError:
-                if self.demotions == pool.demotions:
-                    pool.demotions += 1
-                raise
-
-    return Noticing
-
-
-def connect(url: str, *, timeout_s: float | None = _SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
-    """A client that survives a restart of the server: lost connections are tried again with backoff.
-
-    Sending a command again is safe for every command that Tokentape uses. Nothing connects before the first
-    command. `timeout_s` bounds the wait for a reply; None for a client that blocks on purpose.
-    """
-    pool = _Pool.from_url(
-        url,
-        max_connections=limits.STORE_CONNECTIONS,
-        timeout=limits.STORE_RETRY_S,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=_SOCKET_TIMEOUT_S,
-        **({} if url.startswith("unix:") else {"socket_keepalive": True}),
-        health_check_interval=30,
-        retry=_UntilDeadline(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), -1),
-        retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],
-    )
-    return redis.asyncio.Redis.from_pool(pool)
 
 
 @asynccontextmanager
@@ -203,6 +70,8 @@ class RedisStore:
         client: from `connect`.
         idle_s: an open session's stream expires when nothing was appended for so long.
         retention_s: a sealed session's stream stays for so long.
+        wait_replicas: so many replicas must have an event before it counts as written; only with a client
+            from `connect`.
     """
 
     def __init__(
@@ -211,16 +80,21 @@ class RedisStore:
         *,
         idle_s: int = limits.SESSION_IDLE_S,
         retention_s: int = limits.RETENTION_S,
+        wait_replicas: int = 0,
     ) -> None:
         self._client = client
+        self._wait_replicas = wait_replicas
         self._idle_s = idle_s
         self._retention_s = retention_s
 
     async def open(self, session_id: str, event: SessionOpened) -> None:
         await self._count(session_id, event.tenant)
-        outcome = await self._add(session_id, OPENED_ID, event)
-        if outcome == "refused" and await self._uuid_at(session_id, OPENED_ID) != event.id:
-            raise SeqTaken(f"session {session_id} exists")
+        while await self._add(session_id, OPENED_ID, event) == "refused":
+            holder = await self._uuid_at(session_id, OPENED_ID)
+            if holder == event.id:
+                return
+            if holder is not None:  # else a failover has lost it just now
+                raise SeqTaken(f"session {session_id} exists")
 
     async def append(
         self, session_id: str, seq: int, event: TurnRecorded, blobs: Mapping[str, bytes] = NO_BLOBS
@@ -238,9 +112,11 @@ class RedisStore:
                 raise SessionNotFound("there is no such session")
             if top == SEALED_ID:
                 raise SessionDeleted("the session was deleted")
-            if holder is None:
+            if holder is not None:
+                raise SeqTaken(f"turn {seq} exists")
+            if int(top.partition("-")[0]) > seq:
                 raise StreamCorrupt(f"the stream goes on beyond {entry_id}, which it does not hold")
-            raise SeqTaken(f"turn {seq} exists")
+            await self.append(session_id, seq, event, blobs)  # a failover has lost it just now
 
     async def seal(self, session_id: str, event: SessionSealed) -> None:
         # Before the seal: a session that is sealed and not in the index would never be archived.
@@ -375,9 +251,11 @@ class RedisStore:
         pipe = self._client.pipeline(transaction=False)
         pipe.zadd(keys.SEALED, {session_id: now}, nx=True)
         pipe.zremrangebyscore(keys.SEALED, "-inf", now - 2 * self._retention_s)
-        pipe.xrange(keys.events(session_id), min=OPENED_ID, max=OPENED_ID)
+        events = keys.events(session_id)  # may lie on another node than the index
         async with redis_errors():
-            _, _, rows = await pipe.execute()
+            _, rows = await asyncio.gather(
+                pipe.execute(), self._client.xrange(events, min=OPENED_ID, max=OPENED_ID)
+            )
         try:
             opened = decode(rows[0][1]) if rows else None
         except (EventUnsupported, StreamCorrupt):  # can be ended all the same
@@ -385,9 +263,26 @@ class RedisStore:
         return opened.tenant if isinstance(opened, SessionOpened) else None
 
     async def _uuid_at(self, session_id: str, entry_id: str) -> str | None:
+        """Whose entry this is, as it stands on a server and on the replicas that must have it.
+
+        Redis waits until replicas have what the connection has written. Here that may be nothing, as XADD was
+        refused: hence a write, together with the look. Apart from it, the wait could be for another server's
+        replicas, after a failover.
+        """
+        pipe = self._pipeline(transaction=self._wait_replicas > 0)
+        pipe.xrange(keys.events(session_id), min=entry_id, max=entry_id)
+        if self._wait_replicas:
+            pipe.set(keys.replicated(session_id), b"", px=1)
         async with redis_errors():
-            rows = await self._client.xrange(keys.events(session_id), min=entry_id, max=entry_id)
+            rows, *_ = await pipe.execute()
         return decode(rows[0][1]).id if rows else None
+
+    def _pipeline(self, *, transaction: bool) -> Pipeline:
+        """A pipeline that ends when the replicas have what it wrote."""
+        pipe = self._client.pipeline(transaction=transaction)
+        if isinstance(pipe, NodePipeline):
+            pipe.replicas = self._wait_replicas
+        return pipe
 
     async def _add(
         self, session_id: str, entry_id: str, event: Event, blobs: Mapping[str, bytes] = NO_BLOBS
@@ -402,7 +297,7 @@ class RedisStore:
         fields: dict[Any, Any] = dict(encode(event))
         is_turn = isinstance(event, TurnRecorded)
         ttl_s = self._retention_s if isinstance(event, SessionSealed) else self._idle_s
-        pipe = self._client.pipeline(transaction=not is_turn or bool(blobs))
+        pipe = self._pipeline(transaction=not is_turn or bool(blobs))
         pipe.xadd(key, fields, id=entry_id, nomkstream=not isinstance(event, SessionOpened))
         pipe.expire(key, ttl_s, gt=is_turn)
         for kind, data in blobs.items():
