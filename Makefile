@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-faults test-live test-optimized check bench clean
+.PHONY: demo test test-slow test-faults test-live test-deploy test-optimized check bench clean
 
 demo: $(VENV)/.demo  ## record living agents, collect their samples, verify every one
 	$(BIN)/tokentape demo
@@ -21,6 +21,9 @@ test-faults: $(VENV)/.dev  ## the fault suite, 20 times with different seeds; fi
 
 test-live: $(VENV)/.dev  ## 500 sessions at the same time, each answer checked; figures go to benchmarks/results/
 	$(BIN)/python -m benchmarks live
+
+test-deploy: $(VENV)/.dev  ## as root: the dev overlay in network namespaces, operated under load; figures as above
+	$(BIN)/python -m benchmarks.deploy
 
 test-optimized: $(VENV)/.dev  ## the tests of `make test` under python -O
 	scripts/test-optimized
