@@ -21,6 +21,7 @@ from benchmarks.__main__ import _write
 from benchmarks.measure import Measurement
 
 RUNS = 20
+PROCESSES = 2
 RUN_TIMEOUT_S = 900
 FIGURES = {"acknowledged": "turns", "unclear": "turns", "collects": "collects"}
 NONE = {"lost": "turns", "doubled": "turns"}
@@ -49,9 +50,10 @@ def main() -> int:
 def run(seed: int) -> dict[str, Any] | None:
     """One run of the suite; None if it failed."""
     with tempfile.TemporaryDirectory() as directory:
-        figures = Path(directory) / "figures.json"
-        environment = {**os.environ, "FAULT_SEED": str(seed), "FAULT_FIGURES": str(figures)}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/faults"]
+        environment = {**os.environ, "FAULT_SEED": str(seed), "FAULT_FIGURES": directory}
+        # Most of a run is waiting: for leases, deadlines, servers that come back.
+        spread = ("-n", str(PROCESSES), "--dist", "loadfile")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *spread, "tests/faults"]
         try:
             ended = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
@@ -62,8 +64,16 @@ def run(seed: int) -> dict[str, Any] | None:
         if ended.returncode != 0:
             print(ended.stdout + ended.stderr, file=sys.stderr)
             return None
-        content: dict[str, Any] = json.loads(figures.read_text())
-        return content
+        return added(seed, [json.loads(file.read_text()) for file in Path(directory).glob("*.json")])
+
+
+def added(seed: int, figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run from those of its processes."""
+    faults: Counter[str] = Counter()
+    for one in figures:
+        faults.update(one["faults"])
+    sums = {name: sum(one[name] for one in figures) for name in (*FIGURES, *NONE)}
+    return {"seed": seed, **sums, "faults": dict(faults)}
 
 
 def measurements(runs: list[dict[str, Any]]) -> Iterator[Measurement]:

@@ -67,6 +67,8 @@ connection which is just being closed is 503 `engine_unavailable`."""
 DRAIN_S: Final = 30
 """After SIGTERM an API process finishes its requests: a whole generation (`--engine-timeout-s`), and so long
 beyond it. A worker finishes its jobs, each within `ASSEMBLY_TIMEOUT_S`."""
+LAST_REQUEST_S: Final = 1.0
+"""After SIGTERM an API process reads its idle connections for this long: a request may be on its way."""
 STORE_RETRY_S: Final = 10.0
 """How long a command to Redis is tried again before `store_unavailable`."""
 STORE_CONNECTIONS: Final = 1024

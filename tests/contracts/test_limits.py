@@ -93,6 +93,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "ENGINE_KEEP_ALIVE_S": (f"{A}test_limits.py::test_idle_connections_to_the_engine",) * 2,
     "API_KEEP_ALIVE_S": ("tests/integration/test_limits.py::test_idle_connections",) * 2,
     "DRAIN_S": ("tests/integration/test_limits.py::test_draining",) * 2,
+    "LAST_REQUEST_S": ("tests/integration/test_limits.py::test_a_request_on_its_way",) * 2,
     "STORE_RETRY_S": (
         f"{S}test_faults.py::test_a_command_waits_for_a_server_that_comes_back",
         f"{S}test_limits.py::test_connections",

@@ -12,7 +12,7 @@ from tests.faults.cluster import Cluster, cluster
 
 SEED = int(os.environ.get("FAULT_SEED") or random.SystemRandom().randrange(2**31))
 FIGURES = os.environ.get("FAULT_FIGURES")
-"""A file that gets the figures of this run, for `benchmarks.faults`."""
+"""A folder that gets the figures of each process of this run, for `benchmarks.faults`."""
 
 
 def pytest_report_header() -> str:
@@ -36,7 +36,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "doubled": total.doubled,
             "faults": dict(running.faults),
         }
-        Path(FIGURES).write_text(json.dumps(figures))
+        Path(FIGURES, f"{os.getpid()}.json").write_text(json.dumps(figures))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from tests.support.processes import Fleet
 from tests.support.scripted import ScriptedEngine
 from tokentape_cli.processes import free_port
+from tokentape_contracts import limits
 
 API = """
 from tokentape_contracts import limits
@@ -100,3 +101,22 @@ async def test_draining(
     _, other = system.api()
     shown = (await client.get(f"{other}/sessions/{session}")).json()
     assert len(shown["records"]) == answered
+
+
+async def test_a_request_on_its_way(system: Fleet, client: httpx.AsyncClient) -> None:
+    """An idle connection answers a request that comes soon after SIGTERM and is closed; another one later."""
+    async with api(system, client) as (process, port):
+        used, unused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.3)
+        used[1].write(b"GET /health HTTP/1.1\r\nHost: api\r\n\r\n")
+        answer = await asyncio.wait_for(used[0].read(), 5)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer.lower()
+        assert await asyncio.wait_for(unused[0].read(), 5) == b""
+        assert asyncio.get_running_loop().time() - began >= limits.LAST_REQUEST_S
+        for _, writer in (used, unused):
+            writer.close()
+        assert await asyncio.wait_for(process.wait(), 5) == 0

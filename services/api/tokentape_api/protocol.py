@@ -1,6 +1,7 @@
-"""uvicorn's HTTP protocol with a bound on what comes before a body.
+"""uvicorn's HTTP protocol with a bound on what comes before a body, and an end that breaks no request off.
 
 llhttp takes a URL and headers of any length, and whoever reaches the port could fill the memory with them.
+uvicorn closes idle connections the moment that it is told to end, with requests that are on their way.
 """
 
 from typing import Final
@@ -14,13 +15,18 @@ _REST: Final = 64
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 400 and hangs up once a request's head is longer than `limits.HEAD_BYTES`."""
+    """Answers 400 and hangs up once a request's head is longer than `limits.HEAD_BYTES`.
+
+    When the server ends, a connection stays for the request that it has, or for one that comes within
+    `limits.LAST_REQUEST_S`; the answer says that it closes.
+    """
 
     _head_bytes = 0
     """Of the head that is being read: what the parser has told of it, or what came in if that is more."""
     _is_in_head = True
     _completed = 0
     """Requests that have been read."""
+    _is_last = False
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -33,6 +39,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -47,6 +55,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_bytes = max(self._head_bytes, before[1] + len(data))
             if self._head_bytes > limits.HEAD_BYTES + _REST and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
+
+    def shutdown(self) -> None:
+        self._is_last = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(limits.LAST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
