@@ -6,12 +6,24 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 
 from benchmarks.measure import Measurement, cpu_seconds
 from benchmarks.system import NEW_TOKENS, WARM_UP, collect, system
+from tokentape_assembler.worker import arq_client
+from tokentape_contracts import jobs, keys
+from tokentape_contracts.http import SamplesRequest
+from tokentape_contracts.jobs import AssembleJob
+from tokentape_core.domain.state import turn_id
+from tokentape_core.store import connect
 
 CLIENTS = 16
 SECONDS = 5.0
+CHILDREN = 2
+"""As in deploy/kustomize: the worker's own work on a job goes on beside an assembly."""
+JOBS = 400
+"""Below `limits.QUEUE_READ`."""
+MOST_S = 60.0
 
 
 def collect_cpu() -> Iterator[Measurement]:
@@ -52,21 +64,51 @@ def collect_latency() -> Iterator[Measurement]:
 
 
 def collect_throughput() -> Iterator[Measurement]:
-    """How many small collects per second does one worker process finish, saturated?"""
-    with system() as running:
+    """How many small collects per second does one worker process finish, saturated?
+
+    Its queue is filled while it is stopped: on two CPUs, clients and an API process that ask fast enough take
+    most of what the worker is measured with. What comes through all of them is told too.
+    """
+    params = {"turns": 2, "new_tokens": NEW_TOKENS, "children": CHILDREN}
+    with system(worker_options=("--workers", str(CHILDREN))) as running:
         sessions = running.copies(running.record(2, seed=1), CLIENTS)
-        rates = [asyncio.run(_throughput(sessions, run)) for run in range(4)][1:]
-    params = {
-        "turns": 2,
-        "new_tokens": NEW_TOKENS,
-        "clients": CLIENTS,
-        "seconds": SECONDS,
-        "runs": len(rates),
-    }
-    yield Measurement("collect_throughput", statistics.median(rates), "1/s", params, at_least=200.0)
+        worker = psutil.Process(running.pids[1])
+        rates = [asyncio.run(_drained(running.redis_url, worker, sessions, run)) for run in range(4)][1:]
+        run_params = {**params, "jobs": JOBS, "runs": len(rates)}
+        yield Measurement("collect_throughput", statistics.median(rates), "1/s", run_params, at_least=200.0)
+        rates = [asyncio.run(_over_http(sessions, run)) for run in range(4)][1:]
+        run_params = {**params, "clients": CLIENTS, "seconds": SECONDS, "runs": len(rates)}
+        yield Measurement("collect_throughput_over_http", statistics.median(rates), "1/s", run_params)
 
 
-async def _throughput(sessions: list[str], run: int) -> float:
+async def _drained(redis_url: str, worker: psutil.Process, sessions: list[str], run: int) -> float:
+    """Jobs per second of a worker that finds the queue full."""
+    client = connect(redis_url)
+    worker.suspend()
+    for number in range(JOBS):
+        session_id = sessions[number % len(sessions)].rpartition("/")[2]
+        wanted = SamplesRequest(max_seq_len=JOBS * (run + 1) + number)
+        tail = turn_id(2)
+        job = AssembleJob(session_id, tail, wanted.digest(tail, 2), 2, wanted.max_seq_len, wanted.metadata)
+        await client.zadd(keys.waiters(session_id, job.request), {"benchmark": time.time() + 60})
+        await arq_client(client).enqueue_job(jobs.FUNCTION, job.to_json(), _job_id=job.job_id)
+    await client.rpush(keys.WAKE, b"1")  # type: ignore[misc]
+    worker.resume()
+    began = time.perf_counter()
+    done = 0
+    while done < JOBS:
+        await asyncio.sleep(0.02)
+        done = await client.xlen(keys.replies("benchmark"))
+        if time.perf_counter() - began > MOST_S:
+            raise TimeoutError(f"{done} of {JOBS} jobs were announced within {MOST_S:g} s")
+    seconds = time.perf_counter() - began
+    await client.delete(keys.replies("benchmark"))
+    await client.aclose()
+    return JOBS / seconds
+
+
+async def _over_http(sessions: list[str], run: int) -> float:
+    """Collects per second of one API and one worker process, which share their CPUs with the clients."""
     end = time.perf_counter() + SECONDS
 
     async def repeat(client: httpx.AsyncClient, session: str) -> int:

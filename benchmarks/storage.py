@@ -50,8 +50,8 @@ def reply_bytes() -> Iterator[Measurement]:
 
 def live_sessions() -> Iterator[Measurement]:
     """How much does the API's memory grow with live sessions beyond its cache?"""
-    # A session of 20 turns of 514 tokens counts about 480 KB: these overflow the cache of 256 MiB.
-    steps, turns = (700, 1000, 1300), 20
+    # A session of 20 turns of 514 tokens counts about 250 KB: the first of these fill the cache of 256 MiB.
+    steps, turns = (700, 1600, 3200), 20
     with system() as running, httpx.Client(timeout=60.0, trust_env=False) as client:
         api = psutil.Process(running.pids[0])
         template = running.record(turns, seed=1)

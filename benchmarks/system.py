@@ -144,12 +144,15 @@ class System:
 
 
 @contextmanager
-def system(*api_options: str, engine_options: tuple[str, ...] = ()) -> Iterator[System]:
+def system(
+    *api_options: str, engine_options: tuple[str, ...] = (), worker_options: tuple[str, ...] = ()
+) -> Iterator[System]:
     """One API and one worker process, and an engine that costs nothing.
 
     Args:
         api_options: further options of the API.
         engine_options: further options of `benchmarks.engine`.
+        worker_options: further options of the worker.
     """
     tokenizer = small_tokenizer()
     tokenizer.chat_template = chat_template("qwen3_training")
@@ -164,7 +167,7 @@ def system(*api_options: str, engine_options: tuple[str, ...] = ()) -> Iterator[
             )
             wait_for(f"{running.engine_url}/health", engine)
             api, url = running.api(*api_options)
-            assembler = running.assembler()
+            assembler = running.assembler(*worker_options)
             pids = api.process.pid, assembler.process.pid
             yield System(url, valkey.url, running.engine_url, pids, renderer)
 

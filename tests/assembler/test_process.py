@@ -69,13 +69,15 @@ async def test_a_worker_is_killed(start_worker: Start, api: Api) -> None:
     """The job of a worker that is killed in the middle is run by another one within seconds."""
     victim = await start_worker().ready()
     asked = job(await record(api.store, turns=1))
-    victim.child.suspend()
+    child = victim.child
+    child.suspend()
     await api.ask(asked)
     await asyncio.sleep(0.3)
     heir = await start_worker().ready()
     assert await api.result(asked) is None
+    # In this order: a worker that lives to see its child end would announce a failure.
     victim.kill()
-    victim.child.kill()
+    child.kill()
     assert (await api.heard())["outcome"] == "stored"
     assert await api.result(asked) is not None
     await until(lambda: ("stored", 2) in [(line["outcome"], line["try"]) for line in heir.jobs])
