@@ -32,3 +32,16 @@ def redis_url(valkey: EmbeddedValkey) -> str:
 def session_id() -> str:
     """A session id that was never used."""
     return uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small Qwen tokenizer with an append-only template, as a model directory holds it."""
+    # Importing transformers takes seconds, which most tests can do without.
+    from tokentape_engine.tokenizer import chat_template, small_tokenizer
+
+    directory = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = chat_template("qwen3_training")
+    tokenizer.save_pretrained(directory)
+    return directory

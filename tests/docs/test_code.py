@@ -13,7 +13,6 @@ from tests.support.processes import Fleet, fleet
 from tests.support.scripted import ScriptedEngine
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_core.text.tokenizer import Tokenizer
-from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 README = ROOT / "README.md"
 TUTORIAL = DOCS / "tutorial" / "first-rollout.md"
@@ -27,15 +26,6 @@ URL = "http://127.0.0.1:8080"
 def test_code_compiles(block: Block) -> None:
     """Every Python block is a program."""
     compile(block.code, str(block), "exec")
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = small_tokenizer()
-    tokenizer.chat_template = chat_template("qwen3_training")
-    tokenizer.save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,6 @@ from tests.support.processes import Fleet, fleet
 from tests.support.scripted import ScriptedEngine
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_core.text.tokenizer import Tokenizer
-from tokentape_engine.tokenizer import chat_template, small_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small Qwen tokenizer with an append-only template, as a model directory holds it."""
-    directory = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = small_tokenizer()
-    tokenizer.chat_template = chat_template("qwen3_training")
-    tokenizer.save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

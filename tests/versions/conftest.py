@@ -7,19 +7,8 @@ import pytest
 
 from tests.versions.releases import NEXT, PREVIOUS, Release, recorded_engine, unpack
 from tokentape_cli.embedded import EmbeddedValkey
-from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 Start = Callable[[str, str], Release]
-
-
-@pytest.fixture(scope="session")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small Qwen tokenizer with an append-only template, as a model directory holds it."""
-    directory = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = small_tokenizer()
-    tokenizer.chat_template = chat_template("qwen3_training")
-    tokenizer.save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture(scope="session")
