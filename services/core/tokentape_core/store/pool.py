@@ -129,7 +129,8 @@ class Pool(redis.asyncio.BlockingConnectionPool):
 def _noticing(base: Any, pool: Pool) -> Any:
     """The connection class, with a note to the pool when its server is no primary any more.
 
-    And a connection that breaks off is one to uvloop too, whose own error for it redis-py does not know.
+    And a task that sends can be cancelled at any moment, and a connection that breaks off is one to uvloop
+    too, whose own error for it redis-py does not know.
     """
 
     class Noticing(base):  # type: ignore[misc]
@@ -138,12 +139,21 @@ def _noticing(base: Any, pool: Pool) -> Any:
             self.demotions = pool.demotions
 
         async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            # redis-py sends with `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
+            # when the command has just been sent: a task that was told to end would go on for ever.
+            connection: Any = self
+            timeout_s, connection.socket_timeout = connection.socket_timeout, None
             try:
-                await super().send_packed_command(*args, **kwargs)
+                async with asyncio.timeout(timeout_s):
+                    await super().send_packed_command(*args, **kwargs)
+            except TimeoutError as error:
+                raise RedisTimeoutError("Redis does not take what is sent") from error
             except RuntimeError as error:
                 if _UVLOOP_CLOSED not in str(error):
                     raise
                 raise RedisConnectionError(str(error)) from error
+            finally:
+                connection.socket_timeout = timeout_s
 
         async def read_response(self, *args: Any, **kwargs: Any) -> Any:
             try:
