@@ -81,7 +81,10 @@ async def test_redis_is_silent(sound: Cluster, draw: random.Random) -> None:
         sound.faults["Redis is silent"] += 1
         await asyncio.sleep(draw.uniform(5.2, 6.5))
         proxy.release()
-    assert {call.status for call in history.calls} <= {200, 204, 404}
+    given_up = [call for call in history.calls if call.status is None]
+    # The driver waits 5 s for a DELETE, and leaves the rest to the session's expiry.
+    assert {call.kind for call in given_up} <= {"delete"}
+    assert {call.status for call in history.calls if call not in given_up} <= {200, 204, 404}
 
 
 REFUSALS = {
