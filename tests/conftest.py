@@ -23,6 +23,13 @@ def valkey() -> Iterator[EmbeddedValkey]:
 
 
 @pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedValkey]:
+    """A server of one's own, to ill-treat; it keeps its data over a restart."""
+    with EmbeddedValkey(tmp_path / "data") as own:
+        yield own
+
+
+@pytest.fixture
 def redis_url(valkey: EmbeddedValkey) -> str:
     """A database of the real server that no other test uses, for what has fixed names: queues, streams."""
     return f"{valkey.url.removesuffix('/0')}/{next(_databases) % DATABASES}"

@@ -26,12 +26,6 @@ BOUND_S = 5.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedValkey]:
-    with EmbeddedValkey(tmp_path / "data") as own:
-        yield own
-
-
-@pytest.fixture
 def proxy(server: EmbeddedValkey) -> Iterator[FaultProxy]:
     with FaultProxy(server.port) as proxy:
         yield proxy

@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -381,13 +380,6 @@ async def test_blobs_of_a_refused_turn_expire(
 
 
 # Faults, on a real server
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedValkey]:
-    """A server of one's own, to ill-treat."""
-    with EmbeddedValkey(tmp_path / "data") as own:
-        yield own
 
 
 @pytest.fixture

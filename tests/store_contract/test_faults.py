@@ -4,8 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ from tokentape_core.store import RedisStore, connect
 
 BOUND_S = 5.0
 """Far above the shortened retry time of these tests, far below what a bug would take."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedValkey]:
-    """A server of one's own, to ill-treat; it keeps its data over a restart."""
-    with EmbeddedValkey(tmp_path / "data") as own:
-        yield own
 
 
 @pytest.fixture
