@@ -15,6 +15,7 @@ from tokenizers.decoders import ByteLevel
 
 from tokentape_core.text.bytelevel import ByteTable
 from tokentape_core.text.errors import TokenizerError
+from tokentape_core.text.sandbox import hasten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -157,6 +158,7 @@ class Tokenizer:
         """
         kwargs: dict[str, Any] = dict(template_kwargs)
         conversation: list[Any] = list(messages)
+        hasten(self._hf.get_chat_template(tools=tools))  # type: ignore[arg-type]
         text = self._hf.apply_chat_template(
             conversation,
             tools=None if tools is None else list(tools),  # type: ignore[arg-type]
