@@ -7,14 +7,12 @@ from typing import Any
 import fakeredis
 import httpx
 import pytest
-from arq.connections import ArqRedis
 
 from tests.support.scripted import ScriptedEngine
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
 from tokentape_api.settings import ApiSettings
-from tokentape_contracts import jobs
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
@@ -57,14 +55,7 @@ async def api(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application."""
     server = fakeredis.FakeServer()
-    queue = [
-        ArqRedis(
-            fakeredis.FakeAsyncRedis(server=server).connection_pool,
-            job_serializer=jobs.serialize,
-            job_deserializer=jobs.deserialize,
-        )
-        for _ in range(2)
-    ]
+    queue = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
     upstream = SGLangEngine("http://engine", timeout_s=1.0, transport=httpx.MockTransport(engine.handle))
     app = build_app(
         settings, store=store, engine=upstream, renderer=renderer, collector=Collector(queue[0], queue[1])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import fakeredis
 import pytest
-from arq.connections import ArqRedis
+import redis.asyncio
 
 from tokentape_api.collect import Collector
 from tokentape_contracts import jobs, keys, limits
@@ -27,13 +27,12 @@ def server() -> fakeredis.FakeServer:
     return fakeredis.FakeServer()
 
 
-def client(server: fakeredis.FakeServer) -> ArqRedis:
-    pool = fakeredis.FakeAsyncRedis(server=server).connection_pool
-    return ArqRedis(pool, job_serializer=jobs.serialize, job_deserializer=jobs.deserialize)
+def client(server: fakeredis.FakeServer) -> redis.asyncio.Redis:
+    return fakeredis.FakeAsyncRedis(server=server)
 
 
 @pytest.fixture
-async def worker(server: fakeredis.FakeServer) -> AsyncIterator[ArqRedis]:
+async def worker(server: fakeredis.FakeServer) -> AsyncIterator[redis.asyncio.Redis]:
     """A client with which a test plays the worker."""
     redis = client(server)
     yield redis
@@ -48,23 +47,23 @@ async def collector(server: fakeredis.FakeServer) -> AsyncIterator[Collector]:
     await collector.close()
 
 
-async def store(worker: ArqRedis, result: JobResult = RESULT) -> None:
+async def store(worker: redis.asyncio.Redis, result: JobResult = RESULT) -> None:
     await worker.hset(keys.samples("sid", "digest"), mapping={name: bytes(v) for name, v in result.to_hash()})
 
 
-async def announce(worker: ArqRedis, outcome: str, detail: str = "") -> None:
+async def announce(worker: redis.asyncio.Redis, outcome: str, detail: str = "") -> None:
     for api_id, _ in await worker.zrange(keys.waiters("sid", "digest"), 0, -1, withscores=True):
         fields = {"session": "sid", "request": "digest", "outcome": outcome, "detail": detail}
         await worker.xadd(keys.replies(api_id.decode()), fields)
 
 
-async def until_queued(worker: ArqRedis) -> None:
+async def until_queued(worker: redis.asyncio.Redis) -> None:
     async with asyncio.timeout(5):
         while not await worker.zcard(keys.QUEUE):
             await asyncio.sleep(0.005)
 
 
-async def test_announced_result(collector: Collector, worker: ArqRedis) -> None:
+async def test_announced_result(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A stored and announced result is returned; the queue holds one job and one wake token."""
     waiting = asyncio.create_task(collector.collect(JOB, 5))
     await until_queued(worker)
@@ -75,14 +74,14 @@ async def test_announced_result(collector: Collector, worker: ArqRedis) -> None:
     assert (await waiting).first == b"payload"
 
 
-async def test_stored_result_needs_no_worker(collector: Collector, worker: ArqRedis) -> None:
+async def test_stored_result_needs_no_worker(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A repeated request finds the stored bytes and enqueues nothing."""
     await store(worker)
     assert (await collector.collect(JOB, 5)).digest == "hex"
     assert await worker.zcard(keys.QUEUE) == 0
 
 
-async def test_lost_announcement(collector: Collector, worker: ArqRedis) -> None:
+async def test_lost_announcement(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A result whose announcement was lost is found within about a second."""
     waiting = asyncio.create_task(collector.collect(JOB, 10))
     await until_queued(worker)
@@ -91,7 +90,7 @@ async def test_lost_announcement(collector: Collector, worker: ArqRedis) -> None
         assert (await waiting).first == b"payload"
 
 
-async def test_lost_job(collector: Collector, worker: ArqRedis) -> None:
+async def test_lost_job(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A job that Redis lost is enqueued again."""
     waiting = asyncio.create_task(collector.collect(JOB, 10))
     await until_queued(worker)
@@ -101,7 +100,7 @@ async def test_lost_job(collector: Collector, worker: ArqRedis) -> None:
 
 
 async def test_announced_but_gone(
-    collector: Collector, worker: ArqRedis, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, worker: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An announced result that is gone costs a few looks, not a tight loop, and then the deadline."""
     looks = 0
@@ -121,7 +120,7 @@ async def test_announced_but_gone(
     assert looks <= 5
 
 
-async def test_failed_job(collector: Collector, worker: ArqRedis) -> None:
+async def test_failed_job(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A dead child process is reported with its reason."""
     waiting = asyncio.create_task(collector.collect(JOB, 5))
     await until_queued(worker)
@@ -130,7 +129,9 @@ async def test_failed_job(collector: Collector, worker: ArqRedis) -> None:
         await waiting
 
 
-async def test_queue_full(collector: Collector, worker: ArqRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_full(
+    collector: Collector, worker: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond the bound a collect is refused at once; one whose job is in the queue already is not."""
     monkeypatch.setattr(limits, "QUEUE_DEPTH", 2)
     await worker.zadd(keys.QUEUE, {"a": 1, "b": 2})
@@ -151,7 +152,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 9, 50])
 async def test_all_parts_in_order(
-    collector: Collector, worker: ArqRedis, small_parts: None, size: int
+    collector: Collector, worker: redis.asyncio.Redis, small_parts: None, size: int
 ) -> None:
     """A payload that was cut comes whole: every part once, in order, none longer than its bound."""
     payload = bytes(range(size))
@@ -162,7 +163,7 @@ async def test_all_parts_in_order(
     assert parts == [payload[start : start + PART_BYTES] for start in range(0, size, PART_BYTES)]
 
 
-async def test_an_error_has_no_payload(collector: Collector, worker: ArqRedis) -> None:
+async def test_an_error_has_no_payload(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A refusal comes with its reason, and with nothing to send."""
     await store(worker, JobResult(b"", "", {}, ReplayBroken("turn 2: rows 3 to 5 are missing")))
     result = await collector.collect(JOB, 5)
@@ -172,7 +173,7 @@ async def test_an_error_has_no_payload(collector: Collector, worker: ArqRedis) -
 
 
 async def test_a_part_is_read_when_it_is_wanted(
-    collector: Collector, worker: ArqRedis, small_parts: None
+    collector: Collector, worker: redis.asyncio.Redis, small_parts: None
 ) -> None:
     """The first part came with the result and is not read again; the others are read one at a time."""
     await store(worker, JobResult(b"0123456789", "hex", {}))
@@ -188,7 +189,7 @@ async def test_a_part_is_read_when_it_is_wanted(
 
 @pytest.mark.parametrize("sent", [1, 2])
 async def test_a_result_that_expires_on_the_way(
-    collector: Collector, worker: ArqRedis, small_parts: None, sent: int
+    collector: Collector, worker: redis.asyncio.Redis, small_parts: None, sent: int
 ) -> None:
     """A part that is gone is an error that names it, never a shorter payload."""
     await store(worker, JobResult(b"0123456789", "hex", {}))
@@ -200,7 +201,9 @@ async def test_a_result_that_expires_on_the_way(
         await anext(parts)
 
 
-async def test_one_part_that_is_gone(collector: Collector, worker: ArqRedis, small_parts: None) -> None:
+async def test_one_part_that_is_gone(
+    collector: Collector, worker: redis.asyncio.Redis, small_parts: None
+) -> None:
     """A hole in the middle is an error too, though later parts are there."""
     await store(worker, JobResult(b"0123456789", "hex", {}))
     parts = collector.payload(JOB, await collector.collect(JOB, 5))
@@ -210,7 +213,7 @@ async def test_one_part_that_is_gone(collector: Collector, worker: ArqRedis, sma
 
 
 async def test_a_server_that_goes_away_on_the_way(
-    server: fakeredis.FakeServer, collector: Collector, worker: ArqRedis, small_parts: None
+    server: fakeredis.FakeServer, collector: Collector, worker: redis.asyncio.Redis, small_parts: None
 ) -> None:
     """A lost server is `store_unavailable` between two parts as anywhere else."""
     await store(worker, JobResult(b"0123456789", "hex", {}))
@@ -222,7 +225,7 @@ async def test_a_server_that_goes_away_on_the_way(
     server.connected = True
 
 
-async def test_a_deadline_says_at_which_stage(collector: Collector, worker: ArqRedis) -> None:
+async def test_a_deadline_says_at_which_stage(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """Past the deadline the error says whether a worker had the job, so that one knows where to look."""
     with pytest.raises(DeadlineExceeded, match="no worker had taken the job, one of 1"):
         await collector.collect(JOB, 0.2)
@@ -231,7 +234,7 @@ async def test_a_deadline_says_at_which_stage(collector: Collector, worker: ArqR
         await collector.collect(JOB, 0.2)
 
 
-async def test_a_client_that_is_gone_waits_no_more(collector: Collector, worker: ArqRedis) -> None:
+async def test_a_client_that_is_gone_waits_no_more(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A cancelled request is no waiter any more, unless an equal one of this process still waits."""
     waiters = keys.waiters(JOB.session_id, JOB.request)
     first, second = (asyncio.create_task(collector.collect(JOB, 10)) for _ in range(2))

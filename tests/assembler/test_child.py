@@ -1,5 +1,6 @@
 """What a child does with a job, without the process around it."""
 
+import time
 from dataclasses import replace
 
 import orjson
@@ -33,6 +34,14 @@ async def test_a_result_is_stored_for_a_while(fake: redis.asyncio.Redis) -> None
     assert result is not None
     assert result.timing_ms == answer["timing_ms"]
     assert 0 < await fake.ttl(keys.samples(asked.session_id, asked.request)) <= limits.RESULT_TTL_S
+
+
+async def test_says_who_waits_as_the_result_is_stored(fake: redis.asyncio.Redis) -> None:
+    """Those whose deadline has not passed; so that the worker need not ask."""
+    asked = job(await record(Api(fake).store, turns=1))
+    waiters = keys.waiters(asked.session_id, asked.request)
+    await fake.zadd(waiters, {"late": time.time() - 1, "api-1": time.time() + 60, "api-2": time.time() + 60})
+    assert (await Child(fake, _text).answer(_line(asked)))["waiters"] == ["api-1", "api-2"]
 
 
 async def test_equal_requests_give_equal_bytes(fake: redis.asyncio.Redis) -> None:

@@ -55,6 +55,21 @@ async def test_every_waiter_hears(fake: redis.asyncio.Redis) -> None:
     assert 0 < await fake.ttl(keys.replies("api-0")) <= 3600
 
 
+async def test_the_child_says_who_waited_when_it_stored_the_result(fake: redis.asyncio.Redis) -> None:
+    """Who registered later has found the result: nobody else needs to hear of it."""
+    await _wait(fake, "api-1", 60)
+    answer = {"outcome": "stored", "detail": "", "timing_ms": {}, "waiters": ["api-1", "api-2"]}
+    run = asyncio.create_task(
+        JobRunner(fake, Stub(lambda: orjson.dumps(answer), takes_s=0.1)).run(FIRST, ASKED.to_json())
+    )
+    await asyncio.sleep(0.05)
+    await _wait(fake, "api-3", 60)
+    await run
+    for api_id in answer["waiters"]:
+        assert await Api(fake, api_id).heard() == STORED
+    assert not await fake.exists(keys.replies("api-3"))
+
+
 @pytest.mark.parametrize("deadline_s", [None, -0.1])
 async def test_nobody_waits(fake: redis.asyncio.Redis, deadline_s: float | None) -> None:
     """A job for which nobody waits, or nobody any more, is dropped without work and without a word."""

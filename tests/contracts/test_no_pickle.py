@@ -39,13 +39,16 @@ def test_nothing_that_runs_what_it_reads(path: Path) -> None:
 
 
 def test_arq_gets_our_serialisers() -> None:
-    """arq pickles by default: every client and worker of its is made with JSON instead."""
+    """arq pickles by default: every client and worker of its, and every job, is made with JSON instead."""
     made = 0
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if ast.unparse(node.func) == "serialize_job":
+                made += 1
+                assert keywords["serializer"] == "jobs.serialize", path
             if ast.unparse(node.func) in ("ArqRedis", "Worker", "create_pool") or "queue_name" in keywords:
                 made += 1
                 assert keywords["job_serializer"] == "jobs.serialize", path

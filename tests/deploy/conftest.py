@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 import fakeredis
 import httpx
 import pytest
-from arq.connections import ArqRedis
 
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
@@ -31,7 +30,7 @@ def renderer() -> ChatRenderer:
 async def api(renderer: ChatRenderer) -> AsyncIterator[httpx.AsyncClient]:
     """An API process whose engine is away."""
     server = fakeredis.FakeServer()
-    queue = [ArqRedis(fakeredis.FakeAsyncRedis(server=server).connection_pool) for _ in range(2)]
+    queue = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
     away = httpx.MockTransport(lambda _: httpx.Response(503))
     app = build_app(
         ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", family="qwen3"),

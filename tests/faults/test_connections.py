@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 import redis
-from arq.connections import ArqRedis
 
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import FaultProxy, Moment
 from tests.support.sessions import opened, turn
 from tokentape_api.collect import Collector
 from tokentape_cli.embedded import EmbeddedValkey
-from tokentape_contracts import jobs, keys, limits
+from tokentape_contracts import keys, limits
 from tokentape_contracts.errors import StoreUnavailable
 from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_core.store import RedisStore, connect
 
 AUTH = re.compile(rb"AUTH\r\n")
-EXISTS = re.compile(rb"EXISTS\r\n")
+ENQUEUES = re.compile(rb"\r\narq:job:")
 BOUND_S = 5.0
 
 
@@ -109,29 +108,29 @@ async def _store_result(client: Any, job: AssembleJob) -> None:
 
 @pytest.fixture
 async def collector(server: EmbeddedValkey, proxy: FaultProxy) -> AsyncIterator[Collector]:
-    pools = [connect(proxy.url(server.url)).connection_pool for _ in range(2)]
-    collector = Collector(
-        *(ArqRedis(pool, job_serializer=jobs.serialize, job_deserializer=jobs.deserialize) for pool in pools)
-    )
+    clients = [connect(proxy.url(server.url)) for _ in range(2)]
+    collector = Collector(*clients)
     await collector.start()
     yield collector
     await collector.close()
-    for pool in pools:
-        await pool.disconnect()
+    for client in clients:
+        await client.connection_pool.disconnect()
 
 
+@pytest.mark.parametrize("moment", ["before", "inside", "after"])
 async def test_a_connection_that_is_lost_while_a_job_is_enqueued_is_no_failure(
-    proxy: FaultProxy, collector: Collector, direct: Any
+    moment: Moment, proxy: FaultProxy, collector: Collector, direct: Any
 ) -> None:
-    """The POST is not repeated by anyone: the next look enqueues."""
+    """The POST is not repeated by anyone: the command is, and enqueues one job."""
     job = _job()
-    rule = proxy.strike(EXISTS, "before")
+    rule = proxy.strike(ENQUEUES, moment)
     collecting = asyncio.create_task(collector.collect(job, 10.0))
     async with asyncio.timeout(BOUND_S):
         while not await direct.zscore(keys.QUEUE, job.job_id):
             assert not collecting.done()
             await asyncio.sleep(0.02)
     assert rule.struck.is_set()
+    assert await direct.zcard(keys.QUEUE) == 1
     await _store_result(direct, job)
     assert (await collecting).first == b"payload"
 

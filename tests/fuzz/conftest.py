@@ -11,7 +11,6 @@ import fakeredis
 import httpx
 import pytest
 import uvicorn
-from arq.connections import ArqRedis
 from hypothesis import settings as hypothesis_settings
 from starlette.applications import Starlette
 
@@ -22,7 +21,6 @@ from tokentape_api.engine import SGLangEngine
 from tokentape_api.engine.transport import generation_transport
 from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
-from tokentape_contracts import jobs
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
@@ -55,14 +53,7 @@ def application(
 ) -> Application:
     """The application whose engine is reached through this transport."""
     server = fakeredis.FakeServer()
-    queues = [
-        ArqRedis(
-            fakeredis.FakeAsyncRedis(server=server).connection_pool,
-            job_serializer=jobs.serialize,
-            job_deserializer=jobs.deserialize,
-        )
-        for _ in range(2)
-    ]
+    queues = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
     store = MemoryStore()
     upstream = SGLangEngine(engine_url, timeout_s=5.0, transport=transport)
     app = build_app(

@@ -14,9 +14,9 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import redis.asyncio
-from arq.connections import ArqRedis
-from arq.constants import in_progress_key_prefix
-from redis.exceptions import RedisError, WatchError
+from arq.constants import in_progress_key_prefix, job_key_prefix
+from arq.jobs import serialize_job
+from redis.exceptions import RedisError
 
 from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull, StoreUnavailable
@@ -40,7 +40,12 @@ class Collector:
             queue is.
     """
 
-    def __init__(self, client: ArqRedis, reader: ArqRedis, data: redis.asyncio.Redis | None = None) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        reader: redis.asyncio.Redis,
+        data: redis.asyncio.Redis | None = None,
+    ) -> None:
         self._client = client
         self._reader = reader
         self._data = client if data is None else data
@@ -97,8 +102,11 @@ class Collector:
                         raise QueueFull(f"{queued} collects wait for a worker already")
                     await self._enqueue(job, left)
                 await asyncio.wait({announced}, timeout=max(0.0, min(limits.WAIT_SLICE_S, left)))
-                if announced.done() and (failure := announced.result()) is not None:
-                    raise AssemblyFailed(failure)
+                if announced.done():
+                    if (failure := announced.result()) is not None:
+                        raise AssemblyFailed(failure)
+                    if (result := await self._result(job)) is not None:
+                        return result
             if left <= 0:
                 stage = await self._stage(job)
                 raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s: {stage}")
@@ -164,9 +172,14 @@ class Collector:
             pipe = self._data.pipeline(transaction=False)
             pipe.zadd(waiters, {self._api_id: deadline}, gt=True)
             pipe.expire(waiters, int(limits.COLLECT_DEADLINE_MAX_S) + _WAITERS_EXTRA_S)
-            pipe.hmget(keys.samples(job.session_id, job.request), [jobs.HEAD, jobs.FIRST_PART])
-            *_, (head, first) = await pipe.execute()
-        return StoredResult.from_fields(head, first) if head is not None else None
+            pipe.hmget(*_head(job))
+            *_, fields = await pipe.execute()
+        return _stored(fields)
+
+    async def _result(self, job: AssembleJob) -> StoredResult | None:
+        async with redis_errors():
+            fields: list[bytes | None] = await self._data.hmget(*_head(job))  # type: ignore[misc]
+        return _stored(fields)
 
     async def _look_at_queue(self, job: AssembleJob) -> tuple[int, bool]:
         """How many jobs wait or run, and whether this one is among them."""
@@ -178,17 +191,19 @@ class Collector:
         return queued, score is not None
 
     async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
+        """Enqueues the job, unless it is in the queue by now, and wakes a worker.
+
+        What arq's `enqueue_job` does, without its lock: `NX` says the same in one round trip instead of four.
+        """
+        now_ms = int(time.time() * 1000)
+        data = serialize_job(jobs.FUNCTION, (job.to_json(),), {}, None, now_ms, serializer=jobs.serialize)
+        expires_s = max(1.0, left_s) + _WAITERS_EXTRA_S
+        pipe = self._client.pipeline(transaction=True)
+        pipe.set(job_key_prefix + job.job_id, data, px=int(expires_s * 1000), nx=True)
+        pipe.zadd(keys.QUEUE, {job.job_id: now_ms}, nx=True)
+        pipe.rpush(keys.WAKE, b"1")
+        pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
         async with redis_errors():
-            # A connection that is lost in the middle is no conflict, and no failure: the next look enqueues.
-            with contextlib.suppress(WatchError):
-                await self._client.enqueue_job(
-                    *(jobs.FUNCTION, job.to_json()),
-                    _job_id=job.job_id,
-                    _expires=max(1.0, left_s) + _WAITERS_EXTRA_S,
-                )
-            pipe = self._client.pipeline(transaction=False)
-            pipe.rpush(keys.WAKE, b"1")
-            pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
             await pipe.execute()
 
     async def _read_announcements(self) -> None:
@@ -215,3 +230,13 @@ class Collector:
         for announced in self._waiting.get(key, ()):
             if not announced.done():
                 announced.set_result(failure)
+
+
+def _head(job: AssembleJob) -> tuple[str, list[str]]:
+    """Where a result begins: the key of its hash, and the fields."""
+    return keys.samples(job.session_id, job.request), [jobs.HEAD, jobs.FIRST_PART]
+
+
+def _stored(fields: list[bytes | None]) -> StoredResult | None:
+    head, first = fields
+    return None if head is None else StoredResult.from_fields(head, first)

@@ -5,7 +5,6 @@ import logging
 import signal
 from socket import socket
 
-from arq.connections import ArqRedis
 from starlette.applications import Starlette
 from uvicorn import Config, Server
 
@@ -15,7 +14,7 @@ from tokentape_api.engine import connect_engine
 from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
-from tokentape_contracts import jobs, limits
+from tokentape_contracts import limits
 from tokentape_core import tracing
 from tokentape_core.store import RedisStore, connect
 from tokentape_core.text.families import get_family
@@ -35,14 +34,9 @@ def build(settings: ApiSettings) -> Starlette:
         store=RedisStore(client, wait_replicas=settings.redis_wait_replicas),
         engine=connect_engine(settings),
         renderer=ChatRenderer(tokenizer, get_family(settings.family)),
-        collector=Collector(_queue(settings.queue_url), _queue(settings.queue_url), client),
+        collector=Collector(connect(settings.queue_url), connect(settings.queue_url), client),
         telemetry=Telemetry(tracing.from_environment("tokentape-api")),
     )
-
-
-def _queue(url: str) -> ArqRedis:
-    pool = connect(url).connection_pool
-    return ArqRedis(pool, job_serializer=jobs.serialize, job_deserializer=jobs.deserialize)
 
 
 def run(settings: ApiSettings) -> int:

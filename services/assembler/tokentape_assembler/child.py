@@ -3,7 +3,7 @@
     parent → child    what it needs of the settings (`run.serve`)    once
     child → parent    {"ready": true} or {"error": why}         once
     parent → child    a job (`AssembleJob.to_json`)             any number of times, one at a time
-    child → parent    {"outcome": …, "detail": …, "timing_ms": …, "counts": …}
+    child → parent    {"outcome": …, "detail": …, "timing_ms": …, "counts": …, "waiters": …}
 
 Every line is one JSON object. The child has its own connection to Redis and stores the result itself: bytes
 of a session never pass through the worker's event loop.
@@ -30,6 +30,7 @@ import uvloop
 
 from tokentape_assembler.outcome import Assembled, outcome_of
 from tokentape_assembler.toolchain import assembled_by, load_toolchain
+from tokentape_assembler.waiters import in_time
 from tokentape_contracts import audit, keys, limits
 from tokentape_contracts.audit import AssembledBy, SamplesAssembled
 from tokentape_contracts.errors import EventUnsupported, SessionNotFound
@@ -66,7 +67,7 @@ class Child:
         try:
             job = AssembleJob.from_json(orjson.loads(line))
             result = await outcome_of(job, self._store, self._decode, self._hooks, self._renderer)
-            await self._save(job, result)
+            waiters = await self._save(job, result)
         except Exception as error:  # whatever it is, the waiting driver must hear of it
             traceback.print_exc()
             return {"outcome": "failed", "detail": _describe(error), "timing_ms": {}, "counts": {}}
@@ -76,10 +77,11 @@ class Child:
             "detail": detail,
             "timing_ms": result.timing_ms,
             "counts": result.counts.to_json(),
+            "waiters": waiters,
         }
 
-    async def _save(self, job: AssembleJob, result: Assembled) -> None:
-        """Writes the result and its audit entry: both or nothing.
+    async def _save(self, job: AssembleJob, result: Assembled) -> list[str]:
+        """Writes the result and its audit entry: both or nothing. The API processes that wait at this moment.
 
         That this version cannot read an event says nothing of the session, which a newer worker assembles:
         the refusal stays for those who wait now, and is not audited.
@@ -96,7 +98,9 @@ class Child:
                 audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
                 pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
                 pipe.expire(audit_key, limits.RETENTION_S)
-            await pipe.execute()
+            pipe.zrangebyscore(*in_time(job))
+            *_, waiters = await pipe.execute()
+        return [api_id.decode() for api_id in waiters]
 
     def _entry(self, job: AssembleJob, result: Assembled) -> SamplesAssembled:
         return SamplesAssembled(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,7 @@ import redis.asyncio
 from tokentape_assembler.counts import Counts
 from tokentape_assembler.executor import ExecutorError
 from tokentape_assembler.telemetry import Telemetry
+from tokentape_assembler.waiters import in_time
 from tokentape_contracts import keys, limits
 from tokentape_contracts.jobs import AssembleJob
 
@@ -30,12 +31,15 @@ class Outcome:
         detail: of a stored error its code; of a failure the reason.
         timing_ms: stage → milliseconds.
         counts: what the assembly counted.
+        waiters: the API processes that waited when the result was stored, or found stored: who comes later
+            finds it. None if nothing is stored.
     """
 
     name: str
     detail: str = ""
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    waiters: Iterable[str] | None = None
 
 
 DROPPED: Final = Outcome("dropped", "nobody waits for it any more")
@@ -76,10 +80,10 @@ class JobRunner:
     async def _outcome(self, job: AssembleJob, job_try: int) -> Outcome:
         pipe = self._client.pipeline(transaction=False)
         pipe.exists(keys.samples(job.session_id, job.request))
-        pipe.zrangebyscore(*_in_time(job), withscores=True)
+        pipe.zrangebyscore(*in_time(job), withscores=True)
         is_stored, rows = await pipe.execute()
         if is_stored:
-            return Outcome("stored", "by an earlier run")
+            return Outcome("stored", "by an earlier run", waiters=[api_id.decode() for api_id, _ in rows])
         if job_try > limits.JOB_TRIES:
             return Outcome("failed", f"{limits.JOB_TRIES} workers ended while they ran this job")
         try:
@@ -112,7 +116,7 @@ class JobRunner:
 
     async def _waiters(self, job: AssembleJob) -> dict[bytes, float]:
         """API process → deadline in Unix seconds, without those whose deadline has passed."""
-        return dict(await self._client.zrangebyscore(*_in_time(job), withscores=True))
+        return dict(await self._client.zrangebyscore(*in_time(job), withscores=True))
 
     async def _announce(self, job: AssembleJob, outcome: Outcome) -> None:
         fields: dict[Any, Any] = {
@@ -121,21 +125,21 @@ class JobRunner:
             b"outcome": outcome.name,
             b"detail": outcome.detail,
         }
+        waiters = outcome.waiters
+        if waiters is None:
+            waiters = [api_id.decode() for api_id in await self._waiters(job)]
         pipe = self._queue.pipeline(transaction=False)
-        for api_id in await self._waiters(job):
-            key = keys.replies(api_id.decode())
+        for api_id in waiters:
+            key = keys.replies(api_id)
             pipe.xadd(key, fields, maxlen=limits.REPLY_STREAM_LENGTH, approximate=True)
             pipe.expire(key, limits.REPLY_STREAM_S)
         await pipe.execute()
-
-
-def _in_time(job: AssembleJob) -> tuple[str, str, str]:
-    """The range of the waiters whose deadline has not passed."""
-    return keys.waiters(job.session_id, job.request), f"({time.time()}", "+inf"
 
 
 def _read(answer: bytes) -> Outcome:
     """The child's answer."""
     fields = orjson.loads(answer)
     counts = Counts.from_json(fields.get("counts", {}))
-    return Outcome(fields["outcome"], fields["detail"], fields["timing_ms"], counts)
+    return Outcome(
+        fields["outcome"], fields["detail"], fields["timing_ms"], counts, waiters=fields.get("waiters")
+    )
