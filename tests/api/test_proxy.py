@@ -49,9 +49,7 @@ async def test_drops_the_engines_identity(session: OpenSession, engine: Scripted
 
 
 async def test_health_and_ready(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
-    """/health says that the process lives; /ready says whether Redis and the engine answer."""
-    assert (await api.get("/health")).json() == {"status": "ok"}
-    assert (await api.get("/ready")).json() == {"ready": True, "checks": {"redis": "ok", "engine": "ok"}}
+    """/health says that the process lives, whatever /ready says of Redis and the engine."""
 
     def down(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
@@ -60,7 +58,9 @@ async def test_health_and_ready(api: httpx.AsyncClient, engine: ScriptedEngine) 
     reply = await api.get("/ready")
     assert (reply.status_code, reply.json()["ready"]) == (503, False)
     assert "cannot be reached" in reply.json()["checks"]["engine"]
-    assert (await api.get("/health")).status_code == 200
+    assert (await api.get("/health")).json() == {"status": "ok"}
+    engine.take_over = None
+    assert (await api.get("/ready")).json() == {"ready": True, "checks": {"redis": "ok", "engine": "ok"}}
 
 
 @pytest.mark.parametrize("path", ["", "samples/", "v1/chat/completions/", "/samples"])

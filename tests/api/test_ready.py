@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import limits
+from tokentape_contracts.errors import StoreUnavailable
+from tokentape_core.store import MemoryStore
 
 READY = {"ready": True, "checks": {"redis": "ok", "engine": "ok"}}
 
@@ -41,16 +43,48 @@ async def test_a_failure_is_told_and_repeated(api: httpx.AsyncClient, engine: Sc
     assert (await api.get("/ready")).json() == READY
 
 
-async def test_unhealthy_forgets(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
-    """After the engine was unhealthy it is probed again: it may be another one."""
-    await api.get("/ready")
+async def test_not_ready_before_the_engine_is(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+    """A new process takes no request before it has seen a healthy engine that sends what is recorded."""
     engine.take_over = lambda _: httpx.Response(503)
     reply = await api.get("/ready")
     assert (reply.status_code, reply.json()["checks"]["engine"]) == (503, "the engine's /health answers 503")
     assert "probe" not in reply.json()["checks"]
     engine.take_over = None
     assert (await api.get("/ready")).json() == READY
-    assert len(engine.bodies) == 2
+
+
+async def test_an_engine_that_goes_away_leaves_the_process_ready(
+    api: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """Collects and deletes need no engine; when it is back it is probed again, as it may be another one."""
+    await api.get("/ready")
+    engine.take_over = lambda _: httpx.Response(503)
+    reply = await api.get("/ready")
+    checks = {"redis": "ok", "engine": "the engine's /health answers 503"}
+    assert (reply.status_code, reply.json()) == (200, {"ready": True, "checks": checks})
+    engine.take_over = None
+    engine.answer = stripped(engine)
+    reply = await api.get("/ready")
+    assert (reply.status_code, reply.json()["ready"]) == (200, True)
+    assert "meta_info" in reply.text
+    engine.answer = None
+    assert (await api.get("/ready")).json() == READY
+    assert len(engine.bodies) == 3
+
+
+async def test_not_ready_without_redis(
+    api: httpx.AsyncClient, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be served then, whatever the engine once did."""
+    await api.get("/ready")
+
+    async def away() -> None:
+        raise StoreUnavailable("Redis cannot be reached: refused")
+
+    monkeypatch.setattr(store, "ready", away)
+    reply = await api.get("/ready")
+    checks = {"redis": "Redis cannot be reached: refused", "engine": "ok"}
+    assert (reply.status_code, reply.json()) == (503, {"ready": False, "checks": checks})
 
 
 async def test_a_slow_probe(

@@ -1,7 +1,8 @@
 """What the routes use, composed once per process."""
 
+from asyncio import Event
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
@@ -16,7 +17,11 @@ from tokentape_core.text.render import ChatRenderer
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The process's parts, reached through `request.app.state.services`."""
+    """The process's parts, reached through `request.app.state.services`.
+
+    Attributes:
+        engine_passed: set once the engine was healthy and had passed the probe.
+    """
 
     settings: ApiSettings
     store: Store
@@ -27,3 +32,4 @@ class Services:
     recorder: Recorder
     collector: Collector
     telemetry: Telemetry
+    engine_passed: Event = field(default_factory=Event)

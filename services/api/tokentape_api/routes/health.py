@@ -20,15 +20,19 @@ async def health(_: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Redis and the engine answer, and the engine sends what the recording needs: requests may be sent here.
+    """Redis answers, and the engine has sent what the recording needs: requests may be sent here.
 
     503 otherwise, with what is not so. The engine is probed by the first call, in the background: until that
-    has passed, `checks.probe` holds what is missing or wrong, or says that it still runs.
+    has passed, `checks.probe` holds what is missing or wrong, or says that it still runs. An engine that has
+    passed may go away, for a weight update or for good: collects need none, a chat hears why it fails, and
+    `checks` tells it here.
     """
     services: Services = request.app.state.services
     redis, engine = await asyncio.gather(_state(services.store.ready()), _engine(services.engine))
     checks = {"redis": redis, **engine}
-    is_ready = all(state == "ok" for state in checks.values())
+    if all(state == "ok" for state in engine.values()):
+        services.engine_passed.set()
+    is_ready = redis == "ok" and services.engine_passed.is_set()
     return json_response({"ready": is_ready, "checks": checks}, 200 if is_ready else 503)
 
 
