@@ -3,7 +3,7 @@
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,20 +49,22 @@ def _client() -> httpx.AsyncClient:
 def chat_cpu() -> Iterator[Measurement]:
     """What CPU time does a chat turn cost the API, with 32 sessions and small turns?"""
     with system() as running:
-        costs = asyncio.run(_chat_cpu(running))
+        costs = asyncio.run(_chat_cpu(running, (10, 20, 100)))
+        bare = asyncio.run(_chat_cpu(running.bare(), (20,)))
     params = {"sessions": SESSIONS, "reply_tokens": REPLY_TOKENS, "turns_around": WINDOW}
     for turn, limit in ((10, None), (20, 3.0), (100, None)):
         yield Measurement("chat_cpu", costs[turn], "ms", {**params, "turn": turn}, limit)
+    yield Measurement("chat_cpu_bare", bare[20], "ms", {**params, "turn": 20})
     yield Measurement("chat_cpu_ratio", costs[100] / costs[10], "x", {**params, "turns": [100, 10]}, 1.5)
 
 
-async def _chat_cpu(running: System) -> dict[int, float]:
+async def _chat_cpu(running: System, turns: Sequence[int]) -> dict[int, float]:
     costs = {}
     api = running.pids[0]
     async with _client() as client:
         agents = await _agents(client, running, SESSIONS)
         done = 0
-        for turn in (10, 20, 100):
+        for turn in turns:
             while done < turn - 1 - WINDOW // 2:
                 await asyncio.gather(*(agent.turn() for agent in agents))
                 done += 1
@@ -78,10 +80,13 @@ def chat_added() -> Iterator[Measurement]:
     """How much later than from the engine itself does a chat turn come, at 27 requests per second?"""
     with system(engine_options=("--latency-s", str(ENGINE_S))) as running:
         through, direct = asyncio.run(_chat_added(running))
+        bare, _ = asyncio.run(_chat_added(running.bare()))
     params = {"rate": RATE, "requests": REQUESTS, "engine_ms": ENGINE_S * 1000, "sessions": SESSIONS}
     for name, part, limit in (("p50", 0.5, 5.0), ("p99", 0.99, 30.0)):
         added = _quantile(through, part) - _quantile(direct, part)
         yield Measurement(f"chat_added_{name}", added, "ms", params, limit)
+    added = _quantile(bare, 0.5) - _quantile(direct, 0.5)
+    yield Measurement("chat_added_bare_p50", added, "ms", params)
 
 
 async def _chat_added(running: System) -> tuple[list[float], list[float]]:

@@ -9,7 +9,7 @@ import typing
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from tests.support.processes import fleet, free_port, wait_for
+from tests.support.processes import Fleet, fleet, free_port, wait_for
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_contracts import keys, limits
 from tokentape_contracts.events import ReplaySpec, SessionOpened, TurnRecorded
@@ -47,6 +47,16 @@ class System:
     engine_url: str
     pids: tuple[int, ...]
     renderer: ChatRenderer
+    fleet: Fleet
+
+    def bare(self) -> "System":
+        """The same with `benchmarks.bare` in the API's place."""
+        port = free_port()
+        addresses = ("--engine-url", self.engine_url, "--redis-url", self.redis_url)
+        process = self.fleet.start("bare", "benchmarks.bare", "--port", str(port), *addresses)
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/health", process)
+        return replace(self, url=url, pids=(process.process.pid,))
 
     def pin(self) -> None:
         """Gives the API process the first CPU, and this process and all its other children the rest."""
@@ -169,7 +179,7 @@ def system(
             api, url = running.api(*api_options)
             assembler = running.assembler(*worker_options)
             pids = api.process.pid, assembler.process.pid
-            yield System(url, valkey.url, running.engine_url, pids, renderer)
+            yield System(url, valkey.url, running.engine_url, pids, renderer, running)
 
 
 def collect(client: httpx.Client, session: str, number: int, *, contract: int = 2) -> int:
