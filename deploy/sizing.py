@@ -109,7 +109,7 @@ def _measured(results: Path, benchmark: str, name: str = "", **params: Any) -> d
     return found[0]
 
 
-def size(live: int, costs: Costs) -> Size:
+def size(live: int, costs: Costs, retention_s: int = limits.RETENTION_S) -> Size:
     """The arithmetic."""
     turns_per_s = live / TURN_S
     collects_per_s = turns_per_s / TURNS
@@ -128,7 +128,7 @@ def size(live: int, costs: Costs) -> Size:
         worker_pods=max(LEAST_PODS, ceil(burst_cpus / CHILDREN)),
         live_bytes=live * costs.session_bytes / 2,
         result_bytes=collects_per_s * limits.RESULT_TTL_S * costs.session_tokens * costs.reply_token_bytes,
-        retained_bytes=collects_per_s * limits.RETENTION_S * costs.session_bytes,
+        retained_bytes=collects_per_s * retention_s * costs.session_bytes,
         replay_factor=1 + costs.tokens * costs.replay_token_bytes / costs.turn_bytes,
     )
 
@@ -148,7 +148,8 @@ def page(costs: Costs) -> str:
         "Redis: results": [_bytes(s.result_bytes) for s in sizes],
         "Redis: deleted sessions": [_bytes(s.retained_bytes) for s in sizes],
     }
-    least, most = sizes[0], sizes[-1]
+    least, some, most = sizes
+    shortest = size(some.live, costs, limits.RETENTION_MIN_S)
     return f"""# Sizing
 
 <!-- Written by `python -m deploy.sizing`; change the results or the script, not this page. -->
@@ -187,7 +188,10 @@ Redis when it ends.
   pod has {CHILDREN} children, a CPU each. More than {limits.QUEUE_DEPTH:,} collects at once (`QUEUE_DEPTH`)
   are refused with `queue_full`, to be sent again.
 - **Redis: deleted sessions** stay for {limits.RETENTION_S / 3600:g} h (`RETENTION_S`), for audits: where
-  sessions follow each other all day, they are nearly all of the memory.
+  sessions follow each other all day, they are nearly all of the memory. `--retention-s` is the lever, and
+  the figures are linear in it: {some.live:,} live sessions leave {_bytes(some.retained_bytes)}, and
+  {_bytes(shortest.retained_bytes)} with the least, {limits.RETENTION_MIN_S / 3600:g} h.
+  [How short it may be](../guides/audits.md#how-long-deleted-sessions-stay).
 - **With routing replay** multiply live and deleted sessions by {least.replay_factor:.0f}.
 - One tenant has at most {limits.SESSIONS_PER_TENANT:,} open sessions (`SESSIONS_PER_TENANT`), one API pod at
   most {limits.ENGINE_CONNECTIONS:,} generations at the same time (`ENGINE_CONNECTIONS`).

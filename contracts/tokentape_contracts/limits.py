@@ -29,7 +29,12 @@ TURNS_PER_SESSION: Final = 1024
 SESSION_IDLE_S: Final = 6 * 3600
 """A session to which nothing was appended for so long expires."""
 RETENTION_S: Final = 24 * 3600
-"""A deleted session's stream can be read for audits for this long."""
+"""A deleted session can be read for audits for this long, unless `--retention-s` says otherwise."""
+RETENTION_MIN_S: Final = SESSION_IDLE_S
+"""The shortest `--retention-s`: as long as an open session stays. By then every collect that was accepted
+before the DELETE has ended, and an archive that was away has been tried several times."""
+RETENTION_MAX_S: Final = 30 * 24 * 3600
+"""The longest `--retention-s`. What is kept for longer belongs in an archive."""
 SESSIONS_PER_TENANT: Final = 50_000
 """Open sessions of one tenant, or of all callers where there are no tokens; one more is `too_many_sessions`.
 A session counts from its opening until it is deleted, and no longer than `SESSION_IDLE_S`."""

@@ -47,6 +47,15 @@ async def test_a_result_has_an_entry(fake: redis.asyncio.Redis) -> None:
     assert limits.RETENTION_S - 5 <= await fake.ttl(keys.audit(SID)) <= limits.RETENTION_S
 
 
+async def test_the_audit_follows_the_retention(fake: redis.asyncio.Redis) -> None:
+    """Each entry keeps it for as long as the worker was told."""
+    tail = await record(Api(fake).store, turns=2)
+    for asked in (job(tail), job(tail, max_seq_len=9)):
+        await fake.expire(keys.audit(SID), 10)
+        await _run(fake, asked, retention_s=limits.RETENTION_MIN_S)
+        assert limits.RETENTION_MIN_S - 5 <= await fake.ttl(keys.audit(SID)) <= limits.RETENTION_MIN_S
+
+
 async def test_a_refusal_has_an_entry(fake: redis.asyncio.Redis) -> None:
     """A stored refusal is in the audit with its code and detail."""
     api = Api(fake)

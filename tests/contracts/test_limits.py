@@ -50,10 +50,14 @@ def test_limits_fit_each_other() -> None:
     assert limits.COLLECT_DEADLINE_S < 120 < limits.COLLECT_DEADLINE_MAX_S
     assert limits.SMALL_BODY_BYTES <= limits.CHAT_BODY_BYTES
     assert limits.COLLECT_DEADLINE_S < limits.RESULT_TTL_S
-    assert limits.SESSION_IDLE_S <= limits.RETENTION_S
+    assert limits.SESSION_IDLE_S <= limits.RETENTION_MIN_S <= limits.RETENTION_S <= limits.RETENTION_MAX_S
+    longest_s = limits.COLLECT_DEADLINE_MAX_S + limits.ASSEMBLY_TIMEOUT_S + limits.STORE_RETRY_S
+    assert longest_s < limits.RETENTION_MIN_S
+    assert 2 * (limits.ARCHIVE_AFTER_S + limits.ARCHIVE_LEASE_S) < limits.RETENTION_MIN_S
 
 
 A, S, W, D, C = "tests/api/", "tests/store_contract/", "tests/assembler/", "tests/driver/", "tests/contracts/"
+U = "tests/unit/"
 TESTS: dict[str, tuple[str, str]] = {
     "CHAT_BODY_BYTES": (f"{A}test_refusals.py::test_oversized_body",) * 2,
     "SMALL_BODY_BYTES": (f"{A}test_limits.py::test_small_bodies",) * 2,
@@ -74,6 +78,8 @@ TESTS: dict[str, tuple[str, str]] = {
         f"{S}test_limits.py::test_the_defaults_are_the_limits",
         f"{S}test_limits.py::test_a_deleted_session_is_gone_after_the_retention",
     ),
+    "RETENTION_MIN_S": (f"{U}test_settings.py::test_retention",) * 2,
+    "RETENTION_MAX_S": (f"{U}test_settings.py::test_retention",) * 2,
     "SESSIONS_PER_TENANT": (f"{S}test_tenants.py::test_as_many_as_the_limit",) * 2,
     "TOKENS": (f"{A}test_auth.py::test_file_limits",) * 2,
     "TOKENS_FILE_BYTES": (f"{A}test_auth.py::test_file_limits",) * 2,

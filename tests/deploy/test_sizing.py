@@ -40,6 +40,7 @@ def test_the_arithmetic() -> None:
     assert found.live_bytes == 1_500 * 50 * 8_000
     assert found.result_bytes == limits.RESULT_TTL_S * 50_000 * 17
     assert found.retained_bytes == limits.RETENTION_S * 800_000
+    assert size(1_500, COSTS, 7_200).retained_bytes == 7_200 * 800_000
     assert found.replay_factor == 25
 
 

@@ -10,8 +10,11 @@ import httpx
 import openai
 import psutil
 import pytest
+import redis
 
-from tests.support.processes import Fleet, free_port, wait_for, wait_until
+from tests.support.processes import Fleet, fleet, free_port, wait_for, wait_until
+from tokentape_cli.embedded import EmbeddedValkey
+from tokentape_contracts import keys
 from tokentape_driver import RolloutSample, TokentapeClient
 
 
@@ -35,6 +38,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         (("config", "--port", "x"), "--port 'x'"),
         (("config", "--workers", "0"), "at least 1"),
         (("config", "--chat-template", "/no/such.jinja"), "there is no file"),
+        (("config", "--retention-s", "21599"), "--retention-s '21599': must be from 21600 to 2592000"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], mention: str) -> None:
@@ -128,6 +132,27 @@ async def test_a_token_is_asked_for(system: Fleet, client: httpx.AsyncClient, tm
         collected = await session.collect_samples(RolloutSample())
     assert len(collected.samples) == 1
     assert not any(token in api.output() for token in tokens.values())
+
+
+@pytest.mark.slow
+async def test_the_retention_is_a_setting(system: Fleet, client: httpx.AsyncClient, tmp_path: Path) -> None:
+    """The worker's holds for an audit, and from the DELETE on that of the API for all of the session."""
+    with (
+        EmbeddedValkey() as valkey,
+        fleet(valkey.url, system.engine_url, system.tokenizer, tmp_path) as own,
+        redis.Redis.from_url(valkey.url) as server,
+    ):
+        _, url = own.api("--retention-s", "30000")
+        own.assembler("--retention-s", "500000")
+        sid = (await client.post(f"{url}/sessions")).json()["session_id"]
+        chat = {"messages": [{"role": "user", "content": "Hello"}]}
+        session = f"{url}/sessions/{sid}"
+        assert (await client.post(f"{session}/v1/chat/completions", json=chat)).status_code == 200
+        assert (await client.post(f"{session}/samples")).status_code == 200
+        assert 499_900 < server.ttl(keys.audit(sid)) <= 500_000
+        assert (await client.delete(session)).status_code == 204
+        for key in (keys.events(sid), keys.audit(sid)):
+            assert 29_900 < server.ttl(key) <= 30_000
 
 
 @pytest.mark.slow

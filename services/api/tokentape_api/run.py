@@ -31,7 +31,9 @@ def build(settings: ApiSettings) -> Starlette:
     client = connect(settings.redis_url)
     return build_app(
         settings,
-        store=RedisStore(client, wait_replicas=settings.redis_wait_replicas),
+        store=RedisStore(
+            client, retention_s=settings.retention_s, wait_replicas=settings.redis_wait_replicas
+        ),
         engine=connect_engine(settings),
         renderer=ChatRenderer(tokenizer, get_family(settings.family)),
         collector=Collector(connect(settings.queue_url), connect(settings.queue_url), client),

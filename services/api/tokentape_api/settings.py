@@ -46,6 +46,8 @@ class ApiSettings:
         tokens_file: the callers' bearer tokens (`auth`); None for a server that asks for none.
         queue_redis_url: where the workers' queue is; None for where the sessions are. Never shown either.
         redis_wait_replicas: so many replicas must have a turn before it is answered; 0 waits for none.
+        retention_s: a session that this process deletes stays in Redis for so long, for collects that were
+            accepted before, audits and the archive.
 
     Raises:
         ValueError: a setting has no such value, or does not fit another.
@@ -69,6 +71,7 @@ class ApiSettings:
     tokens_file: Path | None = None
     queue_redis_url: str | None = field(default=None, repr=False)
     redis_wait_replicas: int = 0
+    retention_s: int = limits.RETENTION_S
 
     @property
     def queue_url(self) -> str:

@@ -45,7 +45,11 @@ _DETAIL_CHARS: Final = 2_000
 
 
 class Child:
-    """Assembles one job after the other."""
+    """Assembles one job after the other.
+
+    Args:
+        retention_s: how long deleted sessions stay.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class Child:
         hooks: Hooks = DEFAULT_HOOKS,
         renderer: ChatRenderer | None = None,
         by: AssembledBy | None = None,
+        *,
+        retention_s: int = limits.RETENTION_S,
     ) -> None:
         self._client = client
         self._store = RedisStore(client)
@@ -61,6 +67,7 @@ class Child:
         self._hooks = hooks
         self._renderer = renderer
         self._by = by or assembled_by(hooks, renderer)
+        self._retention_s = retention_s
 
     async def answer(self, line: bytes) -> dict[str, Any]:
         """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none."""
@@ -97,7 +104,7 @@ class Child:
             if not is_ours and not isinstance(result.error, SessionNotFound):
                 audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
                 pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
-                pipe.expire(audit_key, limits.RETENTION_S)
+                pipe.expire(audit_key, self._retention_s)
             pipe.zrangebyscore(*in_time(job))
             *_, waiters = await pipe.execute()
         return [api_id.decode() for api_id in waiters]
@@ -155,7 +162,14 @@ def _child(hello: Mapping[str, Any]) -> Child:
         finish_hook=hello["finish_hook"],
     )
     client = connect(hello["redis_url"])
-    return Child(client, toolchain.decode, toolchain.hooks, toolchain.renderer, toolchain.by)
+    return Child(
+        client,
+        toolchain.decode,
+        toolchain.hooks,
+        toolchain.renderer,
+        toolchain.by,
+        retention_s=hello["retention_s"],
+    )
 
 
 def _receive(lines: SimpleQueue[bytes]) -> None:

@@ -76,19 +76,19 @@ def _api(arguments: argparse.Namespace) -> int:
 def _assembler(arguments: argparse.Namespace) -> int:
     settings = options.resolve(arguments, (*options.ASSEMBLER, *options.LOGS))
     options.required(settings, "tokenizer", "redis-url")
-    options.check_queue(settings)
+    checked = options.assembler_settings(settings)
     from tokentape_assembler.run import run
-    from tokentape_assembler.settings import AssemblerSettings
     from tokentape_core import logs
 
     logs.configure(settings["log-format"].value)
-    return run(AssemblerSettings(**options.values(settings, options.ASSEMBLER)))
+    return run(checked)
 
 
 def _up(arguments: argparse.Namespace) -> int:
     settings = options.resolve(arguments, options.ALL)
     options.required(settings, "engine-url", "tokenizer")
     options.api_settings(settings)
+    options.assembler_settings(settings)
     from tokentape_cli.up import run
 
     return run(settings)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
+from tokentape_assembler.settings import AssemblerSettings
 from tokentape_contracts import limits
 from tokentape_contracts.http import MODES
 from tokentape_core.addresses import Address, queue_url
@@ -59,6 +60,16 @@ def _at_least(lowest: int) -> Callable[[str], int]:
         value = int(text)
         if value < lowest:
             raise ValueError(f"must be at least {lowest}")
+        return value
+
+    return parse
+
+
+def _from_to(lowest: int, highest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not lowest <= value <= highest:
+            raise ValueError(f"must be from {lowest} to {highest}")
         return value
 
     return parse
@@ -198,6 +209,12 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "engine-timeout-s": Option(
         "the longest generation, in seconds", limits.ENGINE_TIMEOUT_S, _seconds, metavar="SECONDS"
     ),
+    "retention-s": Option(
+        "how long a deleted session stays in Redis, in whole seconds; the same for API and workers",
+        limits.RETENTION_S,
+        _from_to(limits.RETENTION_MIN_S, limits.RETENTION_MAX_S),
+        metavar="SECONDS",
+    ),
 }
 
 ENGINE: Final = ("engine-url", "engine", "replay", "replay-layers", "indexer-topk")
@@ -214,6 +231,7 @@ API: Final = (
     "redis-url",
     "queue-redis-url",
     "redis-wait-replicas",
+    "retention-s",
     "tokens-file",
     "engine-timeout-s",
 )
@@ -227,6 +245,7 @@ ASSEMBLER: Final = (
     "pick-hook",
     "finish-hook",
     "archive-url",
+    "retention-s",
     "host",
     "metrics-port",
 )
@@ -321,10 +340,14 @@ def api_settings(settings: Mapping[str, Setting], names: Iterable[str] = API, **
         raise UsageError(str(error)) from error
 
 
-def check_queue(settings: Mapping[str, Setting]) -> None:
-    """Raises `UsageError` if the queue would be in a cluster."""
+def assembler_settings(settings: Mapping[str, Setting]) -> AssemblerSettings:
+    """The settings of a worker, which checks what one option needs of another.
+
+    Raises:
+        UsageError: two options do not fit each other.
+    """
     try:
-        queue_url(settings["redis-url"].value, settings["queue-redis-url"].value)
+        return AssemblerSettings(**values(settings, ASSEMBLER))
     except ValueError as error:
         raise UsageError(str(error)) from error
 

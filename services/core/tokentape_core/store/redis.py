@@ -69,7 +69,8 @@ class RedisStore:
     Args:
         client: from `connect`.
         idle_s: an open session's stream expires when nothing was appended for so long.
-        retention_s: a sealed session's stream stays for so long.
+        retention_s: a session that this process seals or restores stays for so long; no less than `idle_s`,
+            by which a turn that is refused after the seal may put its end off.
         wait_replicas: so many replicas must have an event before it counts as written; only with a client
             from `connect`.
     """
