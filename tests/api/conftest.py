@@ -58,7 +58,11 @@ async def api(
     queue = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
     upstream = SGLangEngine("http://engine", timeout_s=1.0, transport=httpx.MockTransport(engine.handle))
     app = build_app(
-        settings, store=store, engine=upstream, renderer=renderer, collector=Collector(queue[0], queue[1])
+        settings,
+        store=store,
+        engine=upstream,
+        renderer=renderer,
+        collector=Collector(queue[0], queue[1], queue[0]),
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

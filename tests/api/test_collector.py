@@ -41,7 +41,8 @@ async def worker(server: fakeredis.FakeServer) -> AsyncIterator[redis.asyncio.Re
 
 @pytest.fixture
 async def collector(server: fakeredis.FakeServer) -> AsyncIterator[Collector]:
-    collector = Collector(client(server), client(server))
+    queue = client(server)
+    collector = Collector(queue, client(server), queue)
     await collector.start()
     yield collector
     await collector.close()

@@ -49,7 +49,7 @@ async def test_every_waiter_hears(fake: redis.asyncio.Redis) -> None:
     """Each API process that waits gets one announcement, on a stream that expires."""
     waiting = [await _wait(fake, f"api-{i}", 60) for i in range(2)]
     stub = Stub()
-    await JobRunner(fake, stub).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run(FIRST, ASKED.to_json())
     assert [await api.heard() for api in waiting] == [STORED, STORED]
     assert [AssembleJob.from_json(orjson.loads(message)) for message in stub.messages] == [ASKED]
     assert 0 < await fake.ttl(keys.replies("api-0")) <= 3600
@@ -60,7 +60,7 @@ async def test_the_child_says_who_waited_when_it_stored_the_result(fake: redis.a
     await _wait(fake, "api-1", 60)
     answer = {"outcome": "stored", "detail": "", "timing_ms": {}, "waiters": ["api-1", "api-2"]}
     run = asyncio.create_task(
-        JobRunner(fake, Stub(lambda: orjson.dumps(answer), takes_s=0.1)).run(FIRST, ASKED.to_json())
+        JobRunner(fake, fake, Stub(lambda: orjson.dumps(answer), takes_s=0.1)).run(FIRST, ASKED.to_json())
     )
     await asyncio.sleep(0.05)
     await _wait(fake, "api-3", 60)
@@ -76,7 +76,7 @@ async def test_nobody_waits(fake: redis.asyncio.Redis, deadline_s: float | None)
     if deadline_s is not None:
         await _wait(fake, "api-1", deadline_s)
     stub = Stub()
-    await JobRunner(fake, stub).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run(FIRST, ASKED.to_json())
     assert stub.messages == []
     assert not await fake.exists(keys.replies("api-1"))
 
@@ -85,7 +85,7 @@ async def test_a_deadline_that_passes(fake: redis.asyncio.Redis) -> None:
     """The assembly ends at the deadline and nothing is announced: the API has answered by then."""
     await _wait(fake, "api-1", 0.1)
     stub = Stub(takes_s=30)
-    await JobRunner(fake, stub).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run(FIRST, ASKED.to_json())
     assert stub.cancelled
     assert not await fake.exists(keys.replies("api-1"))
 
@@ -94,7 +94,7 @@ async def test_a_later_deadline_joins(fake: redis.asyncio.Redis) -> None:
     """A request that joins a running job with a later deadline gets its outcome; the work is done once."""
     await _wait(fake, "api-1", 0.1)
     stub = Stub(takes_s=0.3)
-    run = asyncio.create_task(JobRunner(fake, stub).run(FIRST, ASKED.to_json()))
+    run = asyncio.create_task(JobRunner(fake, fake, stub).run(FIRST, ASKED.to_json()))
     await asyncio.sleep(0.05)
     late = await _wait(fake, "api-2", 60)
     await run
@@ -107,7 +107,7 @@ async def test_a_waiter_that_gives_up(fake: redis.asyncio.Redis) -> None:
     """The worker is free about a second after the last client has gone, long before the deadline."""
     await _wait(fake, "api-1", 60)
     stub = Stub(takes_s=30)
-    run = asyncio.create_task(JobRunner(fake, stub).run(FIRST, ASKED.to_json()))
+    run = asyncio.create_task(JobRunner(fake, fake, stub).run(FIRST, ASKED.to_json()))
     await asyncio.sleep(0.05)
     await fake.zrem(keys.waiters(SID, ASKED.request), "api-1")
     async with asyncio.timeout(limits.WAIT_SLICE_S + 1):
@@ -121,7 +121,7 @@ async def test_a_stored_result_is_only_announced(fake: redis.asyncio.Redis) -> N
     await fake.hset(keys.samples(SID, ASKED.request), mapping=fields)  # type: ignore[misc]
     api = await _wait(fake, "api-1", 60)
     stub = Stub()
-    await JobRunner(fake, stub).run({"job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run({"job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
     assert (await api.heard())["outcome"] == "stored"
     assert stub.messages == []
 
@@ -133,7 +133,7 @@ async def test_a_child_that_dies(fake: redis.asyncio.Redis) -> None:
         raise ChildDied("the child process was killed by SIGKILL")
 
     api = await _wait(fake, "api-1", 60)
-    await JobRunner(fake, Stub(die)).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, Stub(die)).run(FIRST, ASKED.to_json())
     heard = await api.heard()
     assert (heard["outcome"], heard["detail"]) == ("failed", "the child process was killed by SIGKILL")
     assert await api.result(ASKED) is None
@@ -143,7 +143,7 @@ async def test_a_job_that_kills_its_workers(fake: redis.asyncio.Redis) -> None:
     """A job that took `limits.JOB_TRIES` workers with it is not tried again, and the waiters hear why."""
     api = await _wait(fake, "api-1", 60)
     stub = Stub()
-    await JobRunner(fake, stub).run({"job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run({"job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
     assert stub.messages == []
     assert await api.heard() == {
         "session": SID,

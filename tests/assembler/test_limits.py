@@ -39,7 +39,7 @@ async def test_one_assembly(
     await pool.start()
     api = await _wait(fake, "api-1", 60)
     began = time.monotonic()
-    await JobRunner(fake, pool).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, pool).run(FIRST, ASKED.to_json())
     assert (await api.heard())["outcome"] == outcome
     assert time.monotonic() - began < 5
     await pool.close()
@@ -51,7 +51,7 @@ async def test_one_assembly(
 async def test_tries(fake: redis.asyncio.Redis, job_try: int, outcome: str) -> None:
     """A job is run once more at its last try, and not beyond."""
     api = await _wait(fake, "api-1", 60)
-    await JobRunner(fake, Stub()).run({"job_try": job_try}, ASKED.to_json())
+    await JobRunner(fake, fake, Stub()).run({"job_try": job_try}, ASKED.to_json())
     assert (await api.heard())["outcome"] == outcome
 
 
@@ -62,7 +62,7 @@ async def test_announcements_are_bounded(fake: redis.asyncio.Redis, monkeypatch:
     await _wait(fake, "api-1", 60)
     for _ in range(300):
         await fake.xadd(key, {"old": "one"})
-    await JobRunner(fake, Stub()).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, Stub()).run(FIRST, ASKED.to_json())
     assert 100 <= await fake.xlen(key) <= 200  # Redis drops whole nodes of its own
     assert limits.REPLY_STREAM_S - 5 < await fake.ttl(key) <= limits.REPLY_STREAM_S
 
@@ -73,7 +73,7 @@ async def test_a_few_announcements_are_all_kept(fake: redis.asyncio.Redis) -> No
     await _wait(fake, "api-1", 60)
     for _ in range(50):
         await fake.xadd(key, {"old": "one"})
-    await JobRunner(fake, Stub()).run(FIRST, ASKED.to_json())
+    await JobRunner(fake, fake, Stub()).run(FIRST, ASKED.to_json())
     assert await fake.xlen(key) == 51
 
 

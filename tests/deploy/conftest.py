@@ -37,7 +37,7 @@ async def api(renderer: ChatRenderer) -> AsyncIterator[httpx.AsyncClient]:
         store=MemoryStore(),
         engine=SGLangEngine("http://engine", timeout_s=1.0, transport=away),
         renderer=renderer,
-        collector=Collector(queue[0], queue[1]),
+        collector=Collector(queue[0], queue[1], queue[0]),
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

@@ -109,7 +109,7 @@ async def _store_result(client: Any, job: AssembleJob) -> None:
 @pytest.fixture
 async def collector(server: EmbeddedValkey, proxy: FaultProxy) -> AsyncIterator[Collector]:
     clients = [connect(proxy.url(server.url)) for _ in range(2)]
-    collector = Collector(*clients)
+    collector = Collector(*clients, clients[0])
     await collector.start()
     yield collector
     await collector.close()

@@ -61,7 +61,7 @@ def application(
         store=store,
         engine=upstream,
         renderer=ChatRenderer(tokenizer, get_family("qwen3")),
-        collector=Collector(queues[0], queues[1]),
+        collector=Collector(queues[0], queues[1], queues[0]),
     )
     return Application(app, store, upstream)
 

@@ -34,21 +34,20 @@ class Collector:
     """Hands jobs to the workers and waits for their results.
 
     Args:
-        client: to the queue's server, for commands that answer at once.
+        queue: to the queue's server, for commands that answer at once.
         reader: to the queue's server, for the reply stream; its replies may take longer than two seconds.
-        data: to where the sessions are kept, results included; closed by whoever made it. None for where the
-            queue is.
+        data: to where the sessions are kept, results included; closed by whoever made it.
     """
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        queue: redis.asyncio.Redis,
         reader: redis.asyncio.Redis,
-        data: redis.asyncio.Redis | None = None,
+        data: redis.asyncio.Redis,
     ) -> None:
-        self._client = client
+        self._queue = queue
         self._reader = reader
-        self._data = client if data is None else data
+        self._data = data
         self._api_id = uuid.uuid4().hex
         self._waiting: dict[tuple[str, str], set[asyncio.Future[str | None]]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -63,7 +62,7 @@ class Collector:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        for client in (self._client, self._reader):
+        for client in (self._queue, self._reader):
             await client.aclose()
 
     async def collect(self, job: AssembleJob, deadline_s: float) -> StoredResult:
@@ -114,7 +113,7 @@ class Collector:
     async def _stage(self, job: AssembleJob) -> str:
         """What used up the time."""
         async with redis_errors():
-            pipe = self._client.pipeline(transaction=False)
+            pipe = self._queue.pipeline(transaction=False)
             pipe.exists(in_progress_key_prefix + job.job_id)
             pipe.zcard(keys.QUEUE)
             is_running, queued = await pipe.execute()
@@ -148,7 +147,7 @@ class Collector:
             StoreUnavailable: Redis cannot be reached.
         """
         async with redis_errors():
-            return int(await self._client.zcard(keys.QUEUE))
+            return int(await self._queue.zcard(keys.QUEUE))
 
     async def payload(self, job: AssembleJob, result: StoredResult) -> AsyncIterator[bytes]:
         """The result's payload, one part after the other: this process never holds the whole of a large one.
@@ -184,7 +183,7 @@ class Collector:
     async def _look_at_queue(self, job: AssembleJob) -> tuple[int, bool]:
         """How many jobs wait or run, and whether this one is among them."""
         async with redis_errors():
-            pipe = self._client.pipeline(transaction=False)
+            pipe = self._queue.pipeline(transaction=False)
             pipe.zcard(keys.QUEUE)
             pipe.zscore(keys.QUEUE, job.job_id)
             queued, score = await pipe.execute()
@@ -198,7 +197,7 @@ class Collector:
         now_ms = int(time.time() * 1000)
         data = serialize_job(jobs.FUNCTION, (job.to_json(),), {}, None, now_ms, serializer=jobs.serialize)
         expires_s = max(1.0, left_s) + _WAITERS_EXTRA_S
-        pipe = self._client.pipeline(transaction=True)
+        pipe = self._queue.pipeline(transaction=True)
         pipe.set(job_key_prefix + job.job_id, data, px=int(expires_s * 1000), nx=True)
         pipe.zadd(keys.QUEUE, {job.job_id: now_ms}, nx=True)
         pipe.rpush(keys.WAKE, b"1")

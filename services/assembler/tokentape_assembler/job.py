@@ -50,17 +50,21 @@ class JobRunner:
 
     Safe to run twice, also at the same time: the result of a job is the same bytes every time, and an
     announcement says only that it is there.
+
+    Args:
+        data: to where the sessions are kept, results included.
+        queue: to the queue's server.
     """
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        data: redis.asyncio.Redis,
+        queue: redis.asyncio.Redis,
         executors: Executors,
         telemetry: Telemetry | None = None,
-        queue: redis.asyncio.Redis | None = None,
     ) -> None:
-        self._client = client
-        self._queue = client if queue is None else queue
+        self._data = data
+        self._queue = queue
         self._executors = executors
         self._telemetry = telemetry or Telemetry()
 
@@ -78,7 +82,7 @@ class JobRunner:
             self._telemetry.ended(outcome.name, outcome.detail, outcome.timing_ms, outcome.counts)
 
     async def _outcome(self, job: AssembleJob, job_try: int) -> Outcome:
-        pipe = self._client.pipeline(transaction=False)
+        pipe = self._data.pipeline(transaction=False)
         pipe.exists(keys.samples(job.session_id, job.request))
         pipe.zrangebyscore(*in_time(job), withscores=True)
         is_stored, rows = await pipe.execute()
@@ -116,7 +120,7 @@ class JobRunner:
 
     async def _waiters(self, job: AssembleJob) -> dict[bytes, float]:
         """API process → deadline in Unix seconds, without those whose deadline has passed."""
-        return dict(await self._client.zrangebyscore(*in_time(job), withscores=True))
+        return dict(await self._data.zrangebyscore(*in_time(job), withscores=True))
 
     async def _announce(self, job: AssembleJob, outcome: Outcome) -> None:
         fields: dict[Any, Any] = {

@@ -79,7 +79,7 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
             await stack.enter_async_context(endpoint)
         await pool.start()
         arq = arq_client(queue)
-        runner = JobRunner(client, pool, telemetry, queue)
+        runner = JobRunner(client, queue, pool, telemetry)
         worker = AssemblyWorker(arq, runner.run, lambda: pool.ready, stop, telemetry.leases_lost.inc)
         telemetry.running.set_function(lambda: len(worker.tasks))
         # What start-up left on the heap stays: full collections over it would stall the loop.
