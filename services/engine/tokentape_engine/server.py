@@ -45,7 +45,7 @@ def serve(
     `port` 0 takes a free one. `on_ready` is called once with the base URL, when requests are accepted.
     """
     torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     model_dir = model_dir or DEFAULT_MODEL_DIRS[kind or "dense"]
     app = build_app(load_or_train(model_dir, train_steps, seed, kind), seed=seed)
     # Both of uvicorn's event loops set TCP_NODELAY on accepted connections: small replies leave at once.

@@ -174,7 +174,7 @@ def _byte_alphabet() -> dict[int, str]:
 
 
 def _as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,8 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of one token by its spelling, or None if the vocabulary has no such token."""
-        return self._backend.token_to_id(token)
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without the special tokens that a tokenizer may add around it.
@@ -156,15 +157,13 @@ class Tokenizer:
         `template_kwargs` must not hold any of `reserved_kwargs`: those would replace the template or change
         what is done with it. Raises whatever the template raises. The compiled template is cached.
         """
-        kwargs: dict[str, Any] = dict(template_kwargs)
-        conversation: list[Any] = list(messages)
-        hasten(self._hf.get_chat_template(tools=tools))  # type: ignore[arg-type]
+        hasten(self._hf.get_chat_template(tools=tools))
         text = self._hf.apply_chat_template(
-            conversation,
-            tools=None if tools is None else list(tools),  # type: ignore[arg-type]
+            list(messages),
+            tools=None if tools is None else list(tools),
             tokenize=False,
             add_generation_prompt=generation_prompt,
-            **kwargs,
+            **template_kwargs,
         )
         return str(text)
 
