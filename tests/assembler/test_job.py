@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 import pytest
@@ -11,11 +12,12 @@ import redis.asyncio
 from tests.assembler.support import SID, Api, job
 from tokentape_assembler.executor import ChildDied
 from tokentape_assembler.job import JobRunner
+from tokentape_assembler.worker import RELEASE
 from tokentape_contracts import keys, limits
 from tokentape_contracts.jobs import AssembleJob, JobResult
 
 ASKED = job("1-0")
-FIRST = {"job_try": 1}
+FIRST: dict[str, Any] = {"job_id": ASKED.job_id, "job_try": 1, RELEASE: lambda _: None}
 STORED = {"session": SID, "request": ASKED.request, "outcome": "stored", "detail": ""}
 
 
@@ -121,7 +123,7 @@ async def test_a_stored_result_is_only_announced(fake: redis.asyncio.Redis) -> N
     await fake.hset(keys.samples(SID, ASKED.request), mapping=fields)  # type: ignore[misc]
     api = await _wait(fake, "api-1", 60)
     stub = Stub()
-    await JobRunner(fake, fake, stub).run({"job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run({**FIRST, "job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
     assert (await api.heard())["outcome"] == "stored"
     assert stub.messages == []
 
@@ -143,7 +145,7 @@ async def test_a_job_that_kills_its_workers(fake: redis.asyncio.Redis) -> None:
     """A job that took `limits.JOB_TRIES` workers with it is not tried again, and the waiters hear why."""
     api = await _wait(fake, "api-1", 60)
     stub = Stub()
-    await JobRunner(fake, fake, stub).run({"job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
+    await JobRunner(fake, fake, stub).run({**FIRST, "job_try": limits.JOB_TRIES + 1}, ASKED.to_json())
     assert stub.messages == []
     assert await api.heard() == {
         "session": SID,

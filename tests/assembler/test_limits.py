@@ -51,7 +51,7 @@ async def test_one_assembly(
 async def test_tries(fake: redis.asyncio.Redis, job_try: int, outcome: str) -> None:
     """A job is run once more at its last try, and not beyond."""
     api = await _wait(fake, "api-1", 60)
-    await JobRunner(fake, fake, Stub()).run({"job_try": job_try}, ASKED.to_json())
+    await JobRunner(fake, fake, Stub()).run({**FIRST, "job_try": job_try}, ASKED.to_json())
     assert (await api.heard())["outcome"] == outcome
 
 

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.assembler.support import SID, Api, Server, WorkerProcess, job, record, turn, until
+from tests.assembler.test_job import FIRST
 from tokentape_assembler import telemetry
 from tokentape_assembler.child import Child
 from tokentape_assembler.counts import Counts
@@ -56,7 +57,7 @@ class InProcess:
 async def run_job(client: redis.asyncio.Redis, asked: AssembleJob, found: Telemetry) -> None:
     """One job, for which somebody waits."""
     await client.zadd(keys.waiters(asked.session_id, asked.request), {"api": 1e12})
-    await JobRunner(client, client, InProcess(client), found).run({"job_try": 1}, asked.to_json())
+    await JobRunner(client, client, InProcess(client), found).run(FIRST, asked.to_json())
 
 
 async def test_a_job_is_counted(fake: redis.asyncio.Redis) -> None:
@@ -105,7 +106,7 @@ async def test_a_job_that_fails(fake: redis.asyncio.Redis) -> None:
     found = Telemetry()
     asked = job(turn_id(1))
     await fake.zadd(keys.waiters(SID, asked.request), {"api": 1e12})
-    await JobRunner(fake, fake, Dies(), found).run({"job_try": 1}, asked.to_json())
+    await JobRunner(fake, fake, Dies(), found).run(FIRST, asked.to_json())
     with pytest.raises(RuntimeError), found.job(asked, 1):
         raise RuntimeError
     after = series(found)

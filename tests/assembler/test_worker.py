@@ -10,7 +10,7 @@ import redis.asyncio
 from arq.constants import in_progress_key_prefix
 
 from tests.assembler.support import Api, Server, job, until
-from tokentape_assembler.worker import AssemblyWorker, arq_client
+from tokentape_assembler.worker import RELEASE, AssemblyWorker, arq_client
 from tokentape_contracts import keys, limits
 from tokentape_core.store import connect
 
@@ -22,9 +22,12 @@ class Jobs:
         self.began: list[str] = []
         self.ended: list[str] = []
         self.takes_s = 0.0
+        self.releases = False
 
     async def run(self, ctx: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         self.began.append(ctx["job_id"])
+        if self.releases:
+            ctx[RELEASE](ctx["job_id"])
         await asyncio.sleep(self.takes_s)
         self.ended.append(ctx["job_id"])
 
@@ -106,6 +109,25 @@ async def test_two_workers_share_the_queue(working: Start, api: Api) -> None:
     assert sorted(one.ended + two.ended) == sorted(asked.job_id for asked in names)
     assert len(one.ended) >= 5
     assert len(two.ended) >= 5
+
+
+@pytest.mark.parametrize("releases", [False, True])
+async def test_a_place_that_is_released_is_taken_at_once(
+    working: Start, api: Api, monkeypatch: pytest.MonkeyPatch, releases: bool
+) -> None:
+    """The next job begins while the one before is announced; else only when that has ended."""
+    monkeypatch.setattr("tokentape_assembler.worker._POLL_S", 4.0)
+    done = Jobs()
+    done.takes_s, done.releases = 0.5, releases
+    async with working(done) as stop:
+        for i in range(3):
+            await api.ask(job("1-0", sid=f"s{i}"))
+        await until(lambda: len(done.began) == (3 if releases else 1))
+        await asyncio.sleep(0.1)
+        assert (len(done.began), done.ended) == (3 if releases else 1, [])
+        await until(lambda: len(done.ended) == 3)
+        stop.set()
+        await api.client.rpush(keys.WAKE, 1)  # type: ignore[misc]
 
 
 async def test_no_more_jobs_than_capacity(working: Start, api: Api) -> None:

@@ -13,6 +13,7 @@ from tokentape_assembler.counts import Counts
 from tokentape_assembler.executor import ExecutorError
 from tokentape_assembler.telemetry import Telemetry
 from tokentape_assembler.waiters import in_time
+from tokentape_assembler.worker import RELEASE
 from tokentape_contracts import keys, limits
 from tokentape_contracts.jobs import AssembleJob
 
@@ -69,7 +70,7 @@ class JobRunner:
         self._telemetry = telemetry or Telemetry()
 
     async def run(self, ctx: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-        """Gets one job's outcome and announces it to every API process that waits.
+        """Gets one job's outcome, releases its place and announces it to every API process that waits.
 
         Raises:
             RedisError: Redis is out of reach; the API asks again for what was not done.
@@ -77,6 +78,7 @@ class JobRunner:
         job = AssembleJob.from_json(fields)
         with self._telemetry.job(job, ctx["job_try"]):
             outcome = await self._outcome(job, ctx["job_try"])
+            ctx[RELEASE](ctx["job_id"])
             if outcome is not DROPPED:
                 await self._announce(job, outcome)
             self._telemetry.ended(outcome.name, outcome.detail, outcome.timing_ms, outcome.counts)

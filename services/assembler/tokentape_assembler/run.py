@@ -82,8 +82,9 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         runner = JobRunner(client, queue, pool, telemetry)
         worker = AssemblyWorker(arq, runner.run, lambda: pool.ready, stop, telemetry.leases_lost.inc)
         telemetry.running.set_function(lambda: len(worker.tasks))
-        # What start-up left on the heap stays: full collections over it would stall the loop.
+        # As in an API process: what start-up left stays, and few cycles are made.
         gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
         if archive is not None:
             background.append(asyncio.create_task(Archiver(client, archive).run()))

@@ -8,6 +8,7 @@ What differs from arq's own loop, and why:
   renewed while the job runs, so that the job of a killed worker runs again after that.
 - *Claims in one round trip*, and only on jobs that nobody holds. No clock is compared: jobs are never
   deferred, and the clock of the host that enqueued one may be ahead.
+- *Taken early.* A job that has released its place (`ctx[RELEASE]`) is announced while the next one begins.
 - *Outages.* A Redis that is away stops nothing: the loop goes on when it is back.
 - *Draining.* Once told to stop, it takes no more jobs and ends when the running ones have.
 """
@@ -30,6 +31,9 @@ _POLL_S: Final = 0.5
 _LEASE_MS: Final = int(limits.LEASE_S * 1000)
 _RENEWALS_PER_LEASE: Final = 4
 
+RELEASE: Final = "release"
+"""The name in arq's context of the function that gives a job's place to the next one."""
+
 log = logging.getLogger("tokentape.assembler")
 
 
@@ -38,8 +42,9 @@ class AssemblyWorker(Worker):
 
     Args:
         client: from `arq_client`.
-        function: runs one job. It bounds its own time; arq's timeout is only a backstop.
-        capacity: how many jobs could run at the same time at this moment.
+        function: runs one job. It bounds its own time; arq's timeout is only a backstop. It holds a place
+            until it ends, or calls `ctx[RELEASE]` with its `ctx["job_id"]`.
+        capacity: how many jobs could hold a place at the same time at this moment.
         stop: ends the worker once it is set and the running jobs have ended.
         lost: hears of each lease that ended while its job ran.
     """
@@ -58,6 +63,7 @@ class AssemblyWorker(Worker):
             queue_name=keys.QUEUE,
             job_serializer=jobs.serialize,
             job_deserializer=jobs.deserialize,
+            ctx={RELEASE: self._release},
             job_timeout=2 * limits.ASSEMBLY_TIMEOUT_S,
             keep_result=0,
             # One more than the job itself allows: it gives up with an announcement, arq without a word.
@@ -69,10 +75,16 @@ class AssemblyWorker(Worker):
         self._capacity = capacity
         self._stop = stop
         self._lost = lost
+        self._holding: set[str] = set()
+        self._released = asyncio.Event()
 
     @property
     def _free(self) -> int:
-        return self._capacity() - len(self.tasks)
+        return self._capacity() - len(self._holding)
+
+    def _release(self, job_id: str) -> None:
+        self._holding.discard(job_id)
+        self._released.set()
 
     async def main(self) -> None:
         """Works until `stop` is set and the running jobs have ended."""
@@ -108,6 +120,7 @@ class AssemblyWorker(Worker):
             if claim is None and (score := await self._claim(name)) is not None:
                 task = asyncio.create_task(self.run_job(name, score))
                 self.tasks[name] = task
+                self._holding.add(name)
                 task.add_done_callback(partial(self._ended, name))
 
     async def _claim(self, job_id: str) -> int | None:
@@ -123,6 +136,7 @@ class AssemblyWorker(Worker):
 
     def _ended(self, job_id: str, task: asyncio.Task[Any]) -> None:
         del self.tasks[job_id]
+        self._release(job_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             # arq could not note the end of the job, which is still in the queue and free when its lease ends.
             log.warning("job %s could not be finished: %r", job_id, error)
@@ -132,11 +146,12 @@ class AssemblyWorker(Worker):
         if self._free > 0:
             # redis-py's types know no fractions of a second.
             await self.pool.blpop([keys.WAKE], timeout=_POLL_S)  # type: ignore[arg-type,misc]
-        elif self.tasks:
-            # A token is left for a worker that can use it.
-            await asyncio.wait(self.tasks.values(), timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await asyncio.sleep(_POLL_S)
+            # A token is left for a worker that can use it.
+            self._released.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._released.wait()
 
     async def _renew_leases(self) -> None:
         gone: dict[str, int] = {}
