@@ -63,7 +63,8 @@ class System:
         rest = list(range(1, os.cpu_count() or 1)) or [0]
         here = psutil.Process()
         for process in (here, *here.children(recursive=True)):
-            process.cpu_affinity([0] if process.pid == self.pids[0] else rest)
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, [0] if process.pid == self.pids[0] else rest)
 
     def record(self, turns: int, seed: int, *, replay: bool = False) -> str:
         """Writes a session of so many turns, as the API would have; returns its URL."""
