@@ -79,8 +79,9 @@ async def _chat_cpu(running: System, turns: Sequence[int]) -> dict[int, float]:
 def chat_added() -> Iterator[Measurement]:
     """How much later than from the engine itself does a chat turn come, at 27 requests per second?"""
     with system(engine_options=("--latency-s", str(ENGINE_S))) as running:
-        through, direct = asyncio.run(_chat_added(running))
-        bare, _ = asyncio.run(_chat_added(running.bare()))
+        direct = asyncio.run(_direct(running))
+        through = asyncio.run(_through(running))
+        bare = asyncio.run(_through(running.bare()))
     params = {"rate": RATE, "requests": REQUESTS, "engine_ms": ENGINE_S * 1000, "sessions": SESSIONS}
     for name, part, limit in (("p50", 0.5, 5.0), ("p99", 0.99, 30.0)):
         added = _quantile(through, part) - _quantile(direct, part)
@@ -89,9 +90,9 @@ def chat_added() -> Iterator[Measurement]:
     yield Measurement("chat_added_bare_p50", added, "ms", params)
 
 
-async def _chat_added(running: System) -> tuple[list[float], list[float]]:
+async def _direct(running: System) -> list[float]:
+    """Latencies of the engine itself."""
     async with _client() as client:
-        agents = await _agents(client, running, SESSIONS)
         body = {
             "model": "m",
             "messages": [],
@@ -104,11 +105,17 @@ async def _chat_added(running: System) -> tuple[list[float], list[float]]:
             (await client.post(url, json=body)).raise_for_status()
 
         await _paced([ask_engine] * 100)
-        direct = await _paced([ask_engine] * REQUESTS)
+        return await _paced([ask_engine] * REQUESTS)
+
+
+async def _through(running: System) -> list[float]:
+    """Latencies of chat turns."""
+    async with _client() as client:
+        agents = await _agents(client, running, SESSIONS)
         # One request of a session at a time, as agents do: at this rate a session is asked once a second.
         calls = [agents[number % SESSIONS].turn for number in range(REQUESTS)]
         await _paced(calls[:100])
-        return await _paced(calls), direct
+        return await _paced(calls)
 
 
 async def _paced(calls: list[Any]) -> list[float]:
