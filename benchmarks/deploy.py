@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import _table, _write
 from benchmarks.measure import Measurement
+from benchmarks.report import table, write
 from tests.deploy.kubelet import Cluster
 from tests.deploy.kubelet_host import IMAGE_ROOT, NAMESPACES, differences, memory, missing
 from tests.deploy.kubelet_pod import Pod
@@ -100,8 +100,8 @@ def inside(seed: int) -> int:
             shutil.copy(log, kept / f"{log.parent.name}.log")
         print(f"the pods' logs are in {kept}", file=sys.stderr)
         raise
-    print(_table(measurements))
-    _write("deploy", measurements)
+    print(table(measurements))
+    write("deploy", measurements)
     return int(any(measurement.met is False for measurement in measurements))
 
 

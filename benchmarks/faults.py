@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import _write
 from benchmarks.measure import Measurement
+from benchmarks.report import write
 
 RUNS = 20
 PROCESSES = 2
@@ -43,7 +43,7 @@ def main() -> int:
         seconds = time.monotonic() - began
         runs.append({**figures, "seconds": seconds})
         print(f"run {len(runs)} of {options.runs}: seed {seed}, {seconds:.0f} s, {figures}", flush=True)
-    _write("faults", list(measurements(runs)))
+    write("faults", list(measurements(runs)))
     return 0
 
 

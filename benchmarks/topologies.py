@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from redis.crc import key_slot
 
-from benchmarks.__main__ import _write
 from benchmarks.measure import Measurement
+from benchmarks.report import write
 from tests.support.topologies import Server, cluster
 from tests.topologies.failover import MIN_REPLICAS, Fault, Outcome, fail_over
 from tokentape_contracts import keys, limits
@@ -53,8 +53,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=RUNS)
     runs = parser.parse_args().runs
-    _write("cluster_move", list(cluster_move(runs)))
-    _write("sentinel", list(sentinel(runs)))
+    write("cluster_move", list(cluster_move(runs)))
+    write("sentinel", list(sentinel(runs)))
     return 0
 
 

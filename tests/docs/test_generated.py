@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from benchmarks import report
 from tests.docs.markdown import DOCS, ROOT
 from tokentape_contracts import limits
 from tokentape_contracts.errors import TABLE
@@ -16,6 +17,11 @@ def test_generated_pages_are_current() -> None:
         [sys.executable, SCRIPT, "--check"], capture_output=True, text=True, timeout=110, cwd=ROOT
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_page_of_results_is_current() -> None:
+    """It says what the result files hold."""
+    assert report.PAGE.read_text() == report.page(report.read())
 
 
 def test_every_error_code_is_documented() -> None:
