@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow test-faults test-live test-deploy test-optimized check bench clean
 
-demo: $(VENV)/.demo  ## record living agents, collect their samples, verify every one
+demo: $(VENV)/.demo  ## record live agents, collect their samples, verify every one
 	$(BIN)/tokentape demo
 
 test: $(VENV)/.dev  ## everything that CI runs

@@ -17,13 +17,14 @@ PAGE = RESULTS / "README.md"
 _HEAD = """# Results
 
 The newest result of every figure that has a limit, with the commit and the date of its run; the files beside this page
-have all figures and parameters. All were measured on one machine: {machine}, with clients, engine and Redis on it too.
-Its speed varies by up to 1.5 times between minutes: compare figures of one run. `make bench` runs the benchmarks and
-writes this page, and so do `make test-faults`, `make test-live` and `make test-deploy`.
+have all figures and parameters. All were measured on one machine, with clients, engine and Redis on it too:
+{machine}. Its speed varies by up to 1.5 times between minutes: compare figures of one run.
+`make bench` runs the benchmarks and writes this page, and so do `make test-faults`, `make test-live`,
+`make test-deploy` and `python -m benchmarks.topologies`.
 
 `chat_cpu_bare` and `chat_added_bare_p50` have no limit: they are what the packages alone (HTTP server, framework, HTTP
-client, Redis client) take for the calls and about the bytes of a chat turn, without anything that Tokentape is for
-(`benchmarks/bare.py`). {missed}
+client, Redis client) take for the calls of a chat turn, with about as many bytes, without anything that Tokentape is
+for (`benchmarks/bare.py`). {missed}
 
 | Figure | Of | Value | Limit | | Commit, date |
 |---|---|---|---|---|---|
@@ -51,7 +52,7 @@ def write(name: str, measurements: Sequence[Measurement]) -> None:
         "cpus": os.cpu_count(),
         "processor": _processor(),
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
     content = {
         "benchmark": name,
@@ -88,7 +89,7 @@ def page(results: list[dict[str, Any]]) -> str:
             if met is False:
                 missed.append(f"`{name}`")
             verdict = {None: "", True: "met", False: "**missed**"}[met]
-            value = f"{measured['value']:.4g} {measured['unit']}"
+            value = f"{measured['value']:.5g} {measured['unit']}"
             cells = (
                 f"`{measured['name']}`",
                 _params(measured["params"]),

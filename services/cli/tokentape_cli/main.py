@@ -213,7 +213,7 @@ _COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run,
     "demo": (
         _add_demo,
         _demo,
-        "record living agents on the reference engine, collect their samples and verify every one",
+        "record live agents on the reference engine, collect their samples and verify every one",
     ),
     "engine": (_add_engine, _engine, "run the reference engine: a tiny model, for demos and tests"),
     "engine check": (

@@ -74,7 +74,7 @@ def queue_url(redis_url: str, queue_redis_url: str | None) -> str:
     if urlsplit(url).scheme in CLUSTER:
         raise ValueError(
             "queue-redis-url is needed, and may not be a cluster: the queue cannot be spread over nodes. A "
-            "small Redis of its own does, also behind Sentinels"
+            "small Redis of its own will do, also behind Sentinels"
         )
     return url
 

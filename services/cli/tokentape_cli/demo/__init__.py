@@ -1,1 +1,1 @@
-"""`tokentape demo`: living agents on the reference engine, recorded, collected and verified."""
+"""`tokentape demo`: live agents on the reference engine, recorded, collected and verified."""
