@@ -32,7 +32,7 @@ RETENTION_S: Final = 24 * 3600
 """A deleted session can be read for audits for this long, unless `--retention-s` says otherwise."""
 RETENTION_MIN_S: Final = SESSION_IDLE_S
 """The shortest `--retention-s`: as long as an open session stays. By then every collect that was accepted
-before the DELETE has ended, and an archive that was away has been tried several times."""
+before the DELETE has ended, and a session that the archive did not take was tried again many times."""
 RETENTION_MAX_S: Final = 30 * 24 * 3600
 """The longest `--retention-s`. What is kept for longer belongs in an archive."""
 SESSIONS_PER_TENANT: Final = 50_000
@@ -127,7 +127,9 @@ ARCHIVE_SESSIONS: Final = 100
 """Sessions that a worker takes at one look."""
 ARCHIVE_AFTER_S: Final = 5400
 """A sealed session is archived this long after its seal: collects that were accepted before it, which add to
-its audit, have ended by then. One whose archiving failed is tried again after this."""
+its audit, have ended by then."""
+ARCHIVE_RETRY_S: Final = 600
+"""A session that could not be archived is tried again after this."""
 ARCHIVE_LEASE_S: Final = 300
 """A session that a worker began to archive is left alone by the others for this long. A store that has not
 taken a session within this counts as failed."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import fakeredis
 import pytest
 import redis.asyncio
+from arq.constants import job_key_prefix
 
 from tokentape_api.collect import Collector
 from tokentape_contracts import jobs, keys, limits
@@ -19,6 +20,7 @@ from tokentape_contracts.errors import (
 from tokentape_contracts.jobs import AssembleJob, JobResult, StoredResult
 
 JOB = AssembleJob("sid", "1-0", "digest", 1, None, None)
+JOB_KEY = job_key_prefix + JOB.job_id
 RESULT = JobResult(b"payload", "hex", {"fold": 1.0})
 
 
@@ -100,6 +102,40 @@ async def test_lost_job(collector: Collector, worker: redis.asyncio.Redis) -> No
     waiting.cancel()
 
 
+async def test_what_is_left_of_a_job_is_no_hindrance(
+    collector: Collector, worker: redis.asyncio.Redis
+) -> None:
+    """Of a job's two keys one may be gone: a collect puts it there again."""
+    for gone in (keys.QUEUE, JOB_KEY):
+        waiting = asyncio.create_task(collector.collect(JOB, 5))
+        await until_queued(worker)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await worker.delete(gone)
+        waiting = asyncio.create_task(collector.collect(JOB, 5))
+        async with asyncio.timeout(5):
+            while not (await worker.zcard(keys.QUEUE) and await worker.exists(JOB_KEY)):
+                await asyncio.sleep(0.005)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await worker.flushall()
+
+
+async def test_a_job_stays_for_whoever_waits_longest(
+    collector: Collector, worker: redis.asyncio.Redis
+) -> None:
+    """A request that joins a job with a later deadline keeps it for longer, and none for shorter."""
+    waiting = [asyncio.create_task(collector.collect(JOB, 5))]
+    await until_queued(worker)
+    for deadline_s, kept_s in ((300, 360), (5, 360)):
+        waiting.append(asyncio.create_task(collector.collect(JOB, deadline_s)))
+        await asyncio.sleep(0.1)
+        assert kept_s - 5 < await worker.ttl(JOB_KEY) <= kept_s
+    for collect in waiting:
+        collect.cancel()
+    await asyncio.wait(waiting)
+
+
 async def test_announced_but_gone(
     collector: Collector, worker: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +175,7 @@ async def test_queue_full(
     with pytest.raises(QueueFull, match="2 collects"):
         await collector.collect(JOB, 5)
     await worker.zadd(keys.QUEUE, {JOB.job_id: 3})
+    await worker.set(JOB_KEY, b"a job")
     with pytest.raises(DeadlineExceeded):
         await collector.collect(JOB, 0.1)
 

@@ -79,7 +79,7 @@ async def test_sealed_sessions_are_archived(
 async def test_a_session_waits_for_its_last_collects(fake: redis.asyncio.Redis, archive: Archive) -> None:
     """A session that was sealed just now is left for later."""
     assert limits.COLLECT_DEADLINE_MAX_S + limits.ASSEMBLY_TIMEOUT_S < limits.ARCHIVE_AFTER_S
-    assert limits.ARCHIVE_AFTER_S < limits.RETENTION_S / 10
+    assert limits.ARCHIVE_AFTER_S < limits.RETENTION_MIN_S / 3
     await seal(fake, "s1")
     assert await Archiver(fake, archive).round() == 0
     assert names(archive) == []
@@ -184,6 +184,24 @@ async def test_an_archive_that_fails(
     assert await index(fake) == ["s1", "s2"]
     archive.write = write  # type: ignore[method-assign]
     assert await archiver.round() == 2
+
+
+async def test_a_session_is_tried_again_soon(fake: redis.asyncio.Redis, archive: Archive) -> None:
+    """What was not taken waits for `limits.ARCHIVE_RETRY_S`, not for as long as after its seal."""
+    await seal(fake, "s1")
+    await fake.zadd(keys.SEALED, {"s1": time.time() - limits.ARCHIVE_AFTER_S})
+    archiver, write = Archiver(fake, archive), archive.write
+
+    def fail(_: Any) -> None:
+        raise PermissionError("read-only")
+
+    archive.write = fail  # type: ignore[method-assign]
+    assert await archiver.round() == 0
+    archive.write = write  # type: ignore[method-assign]
+    await fake.zincrby(keys.SEALED, 5 - limits.ARCHIVE_RETRY_S, "s1")
+    assert await archiver.round() == 0
+    await fake.zincrby(keys.SEALED, -5, "s1")
+    assert await archiver.round() == 1
 
 
 async def test_an_archive_that_hangs(

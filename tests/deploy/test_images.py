@@ -121,9 +121,6 @@ def test_compose(target: str) -> None:
     known = {options.variable(name) for name in (*names, *options.LOGS)}
     assert set(service["environment"]) <= known
     assert "TOKENTAPE_REDIS_URL" in service["environment"]
-    assert service["environment"]["TOKENTAPE_RETENTION_S"] == (
-        f"${{TOKENTAPE_RETENTION_S:-{limits.RETENTION_S}}}"
-    )
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     longest = {

@@ -105,11 +105,10 @@ def test_pods_can_be_reached(workload: Workload, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", OVERLAYS)
 def test_api_and_workers_are_told_the_same(where: str, tmp_path: Path) -> None:
-    """A session may meet any of them: tokenizer, family, Redis and retention are alike."""
+    """A session may meet any of them: tokenizer, family and Redis are alike."""
     api, assembler = (settings_of(workload, tmp_path) for workload in OURS if workload.overlay == where)
-    for name in ("tokenizer", "chat-template", "family", "redis-url", "retention-s"):
+    for name in ("tokenizer", "chat-template", "family", "redis-url"):
         assert api[name] == assembler[name], name
-    assert api["retention-s"] == options.Setting(limits.RETENTION_S, "environment")
 
 
 @pytest.mark.parametrize("workload", ALL, ids=str)

@@ -12,7 +12,7 @@ from tests.support.proxy import BreakingProxy
 from tests.support.recordings import BLOB, DATA, KIND, assembled, content
 from tests.support.sessions import opened, sealed, turn
 from tokentape_cli.embedded import EmbeddedValkey
-from tokentape_contracts import keys
+from tokentape_contracts import keys, limits
 from tokentape_contracts.errors import SessionNotFound, StoreUnavailable
 from tokentape_contracts.events import SEALED_ID, encode
 from tokentape_core.recording import Recording, dump, ensure_whole, load
@@ -182,12 +182,18 @@ async def test_the_index_comes_before_the_seal(
     await client.zrem(keys.SEALED, session_id)
 
 
-async def test_the_index_does_not_grow_for_ever(client: redis.asyncio.Redis, session_id: str) -> None:
-    """A seal drops what is older than twice the retention, and keeps what is younger."""
-    store = RedisStore(client, retention_s=RETENTION_S)
+@pytest.mark.parametrize(
+    ("retention_s", "kept_s"),
+    [(RETENTION_S, 2 * limits.RETENTION_S), (2 * limits.RETENTION_S, 4 * limits.RETENTION_S)],
+)
+async def test_the_index_does_not_grow_for_ever(
+    client: redis.asyncio.Redis, session_id: str, retention_s: int, kept_s: int
+) -> None:
+    """A seal drops what is older than twice the retention, never less than the default, and nothing else."""
+    store = RedisStore(client, retention_s=retention_s)
     now = time.time()
     old, young = session_id + "old", session_id + "young"
-    await client.zadd(keys.SEALED, {old: now - 2 * RETENTION_S - 5, young: now - 2 * RETENTION_S + 60})
+    await client.zadd(keys.SEALED, {old: now - kept_s - 5, young: now - kept_s + 60})
     await store.open(session_id, opened())
     await store.seal(session_id, sealed())
     assert await client.zscore(keys.SEALED, old) is None

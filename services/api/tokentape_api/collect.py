@@ -91,7 +91,7 @@ class Collector:
         while True:
             with self._announcement(job) as announced:
                 result, (queued, is_queued) = await asyncio.gather(
-                    self._look(job, time.time() + end - now()), self._look_at_queue(job)
+                    self._look(job, time.time() + end - now()), self._look_at_queue(job, end - now())
                 )
                 if result is not None:
                     return result
@@ -180,14 +180,16 @@ class Collector:
             fields: list[bytes | None] = await self._data.hmget(*_head(job))  # type: ignore[misc]
         return _stored(fields)
 
-    async def _look_at_queue(self, job: AssembleJob) -> tuple[int, bool]:
-        """How many jobs wait or run, and whether this one is among them."""
+    async def _look_at_queue(self, job: AssembleJob, left_s: float) -> tuple[int, bool]:
+        """How many jobs wait or run, and whether this one is among them; it then stays for so long."""
         async with redis_errors():
             pipe = self._queue.pipeline(transaction=False)
             pipe.zcard(keys.QUEUE)
             pipe.zscore(keys.QUEUE, job.job_id)
-            queued, score = await pipe.execute()
-        return queued, score is not None
+            pipe.exists(job_key_prefix + job.job_id)
+            pipe.pexpire(job_key_prefix + job.job_id, _job_ms(left_s), gt=True)
+            queued, score, is_kept, _ = await pipe.execute()
+        return queued, score is not None and bool(is_kept)
 
     async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
         """Enqueues the job, unless it is in the queue by now, and wakes a worker.
@@ -196,9 +198,8 @@ class Collector:
         """
         now_ms = int(time.time() * 1000)
         data = serialize_job(jobs.FUNCTION, (job.to_json(),), {}, None, now_ms, serializer=jobs.serialize)
-        expires_s = max(1.0, left_s) + _WAITERS_EXTRA_S
         pipe = self._queue.pipeline(transaction=True)
-        pipe.set(job_key_prefix + job.job_id, data, px=int(expires_s * 1000), nx=True)
+        pipe.set(job_key_prefix + job.job_id, data, px=_job_ms(left_s), nx=True)
         pipe.zadd(keys.QUEUE, {job.job_id: now_ms}, nx=True)
         pipe.rpush(keys.WAKE, b"1")
         pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
@@ -229,6 +230,11 @@ class Collector:
         for announced in self._waiting.get(key, ()):
             if not announced.done():
                 announced.set_result(failure)
+
+
+def _job_ms(left_s: float) -> int:
+    """How long a job is kept for one who waits for so long."""
+    return int((max(1.0, left_s) + _WAITERS_EXTRA_S) * 1000)
 
 
 def _head(job: AssembleJob) -> tuple[str, list[str]]:

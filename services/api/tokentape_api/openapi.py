@@ -113,7 +113,7 @@ def _operations() -> dict[str, Json]:
         },
         "GET /ready": {
             "operationId": "ready",
-            "summary": "Redis and the engine answer, and the engine sends what the recording needs",
+            "summary": "Redis answers, and the engine has sent what the recording needs",
             "responses": {
                 "200": _json("Requests may be sent here.", _ready(True)),
                 "503": _json("Something is missing.", _ready(False)),

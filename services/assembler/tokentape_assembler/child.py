@@ -45,11 +45,7 @@ _DETAIL_CHARS: Final = 2_000
 
 
 class Child:
-    """Assembles one job after the other.
-
-    Args:
-        retention_s: how long deleted sessions stay.
-    """
+    """Assembles one job after the other."""
 
     def __init__(
         self,
@@ -58,8 +54,6 @@ class Child:
         hooks: Hooks = DEFAULT_HOOKS,
         renderer: ChatRenderer | None = None,
         by: AssembledBy | None = None,
-        *,
-        retention_s: int = limits.RETENTION_S,
     ) -> None:
         self._client = client
         self._store = RedisStore(client)
@@ -67,7 +61,6 @@ class Child:
         self._hooks = hooks
         self._renderer = renderer
         self._by = by or assembled_by(hooks, renderer)
-        self._retention_s = retention_s
 
     async def answer(self, line: bytes) -> dict[str, Any]:
         """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none."""
@@ -104,7 +97,9 @@ class Child:
             if not is_ours and not isinstance(result.error, SessionNotFound):
                 audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
                 pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
-                pipe.expire(audit_key, self._retention_s)
+                # Not less than it has: a DELETE may have come, and have set more.
+                pipe.expire(audit_key, limits.RETENTION_S, nx=True)
+                pipe.expire(audit_key, limits.RETENTION_S, gt=True)
             pipe.zrangebyscore(*in_time(job))
             *_, waiters = await pipe.execute()
         return [api_id.decode() for api_id in waiters]
@@ -162,14 +157,7 @@ def _child(hello: Mapping[str, Any]) -> Child:
         finish_hook=hello["finish_hook"],
     )
     client = connect(hello["redis_url"])
-    return Child(
-        client,
-        toolchain.decode,
-        toolchain.hooks,
-        toolchain.renderer,
-        toolchain.by,
-        retention_s=hello["retention_s"],
-    )
+    return Child(client, toolchain.decode, toolchain.hooks, toolchain.renderer, toolchain.by)
 
 
 def _receive(lines: SimpleQueue[bytes]) -> None:

@@ -63,7 +63,6 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
             "family": settings.family,
             "pick_hook": settings.pick_hook,
             "finish_hook": settings.finish_hook,
-            "retention_s": settings.retention_s,
         }
     )
     telemetry = Telemetry(tracing.from_environment("tokentape-assembler"))

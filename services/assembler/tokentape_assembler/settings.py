@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokentape_contracts import limits
 from tokentape_core.addresses import queue_url
 
 
@@ -26,8 +25,6 @@ class AssemblerSettings:
         host: address of the HTTP endpoint.
         metrics_port: its port, for metrics and probes; 0 takes a free one, None opens none.
         queue_redis_url: where the queue is; None for where the sessions are. Never shown either.
-        retention_s: how long deleted sessions stay in Redis, as the API has it: an audit stays for so long
-            after each collect.
 
     Raises:
         ValueError: `workers` is less than 1, or the queue would be in a cluster.
@@ -44,7 +41,6 @@ class AssemblerSettings:
     host: str = "127.0.0.1"
     metrics_port: int | None = None
     queue_redis_url: str | None = field(default=None, repr=False)
-    retention_s: int = limits.RETENTION_S
 
     @property
     def queue_url(self) -> str:

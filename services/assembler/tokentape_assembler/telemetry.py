@@ -66,7 +66,7 @@ class Telemetry:
         self._refusals = meter.counters(
             "tokentape_job_refusals_total", "Jobs whose stored result is an error, by code.", code=CODES
         )
-        self.running = meter.gauge("tokentape_jobs_running", "Jobs that this worker runs.")
+        self.running = meter.gauge("tokentape_jobs_running", "Jobs that this worker runs or announces.")
         self.children = meter.gauge("tokentape_children_ready", "Child processes that could run a job.")
         self.restarts = meter.counters(
             "tokentape_children_restarts_total",

@@ -210,7 +210,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
         "the longest generation, in seconds", limits.ENGINE_TIMEOUT_S, _seconds, metavar="SECONDS"
     ),
     "retention-s": Option(
-        "how long a deleted session stays in Redis, in whole seconds; the same for API and workers",
+        "how long a deleted session stays in Redis, in whole seconds",
         limits.RETENTION_S,
         _from_to(limits.RETENTION_MIN_S, limits.RETENTION_MAX_S),
         metavar="SECONDS",
@@ -245,7 +245,6 @@ ASSEMBLER: Final = (
     "pick-hook",
     "finish-hook",
     "archive-url",
-    "retention-s",
     "host",
     "metrics-port",
 )

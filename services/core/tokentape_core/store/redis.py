@@ -246,12 +246,13 @@ class RedisStore:
         """Adds a session to those that are to be archived, and says whose it is.
 
         Without an archive nobody takes them out again. What is older than twice the retention goes: the
-        sessions were gone after one, and a worker had another to say so.
+        sessions were gone after one, and a worker had another to say so. It is never less than twice the
+        default: the retention may have been longer.
         """
         now = time.time()
         pipe = self._client.pipeline(transaction=False)
         pipe.zadd(keys.SEALED, {session_id: now}, nx=True)
-        pipe.zremrangebyscore(keys.SEALED, "-inf", now - 2 * self._retention_s)
+        pipe.zremrangebyscore(keys.SEALED, "-inf", now - 2 * max(self._retention_s, limits.RETENTION_S))
         events = keys.events(session_id)  # may lie on another node than the index
         async with redis_errors():
             _, rows = await asyncio.gather(

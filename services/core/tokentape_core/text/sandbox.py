@@ -47,8 +47,9 @@ def hasten(template: str) -> None:
     """
     from transformers.utils import chat_template_utils  # with the tokenizer, as it takes seconds
 
-    compiled = getattr(chat_template_utils, "_compile_jinja_template", None)
-    if compiled is not None:
-        environment = compiled(template).environment
-        if type(environment) is ImmutableSandboxedEnvironment:
-            environment.__class__ = _Sandbox
+    try:
+        environment = chat_template_utils._compile_jinja_template(template).environment
+    except (AttributeError, TypeError):
+        return
+    if type(environment) is ImmutableSandboxedEnvironment:
+        environment.__class__ = _Sandbox
