@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# What the packages' modules compile to is kept, whatever the environment says: else each of the hundreds of processes
+# that the tests start would compile transformers anew, for six seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow test-faults test-live test-deploy test-optimized check bench clean
 
 demo: $(VENV)/.demo  ## record live agents, collect their samples, verify every one
