@@ -1,5 +1,6 @@
 """Measurements, and the CPU time of process trees."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,11 @@ class Measurement:
     @property
     def verdict(self) -> str:
         return {None: "", True: "met", False: "MISSED"}[self.met]
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "Measurement":
+        """What `to_json` gave."""
+        return cls(**{name: value for name, value in line.items() if name != "met"})
 
     def to_json(self) -> dict[str, Any]:
         line = {"name": self.name, "params": self.params, "value": round(self.value, 6), "unit": self.unit}

@@ -81,20 +81,18 @@ def page(results: list[dict[str, Any]]) -> str:
     rows, missed = [], []
     for result in results:
         run = f"{result['commit'][:7]}, {result['date']}"
-        for measured in result["measurements"]:
-            name = measured["name"]
-            if not (_limit(measured) or "bare" in name) or name.startswith(_STEPS):
+        for measured in map(Measurement.from_json, result["measurements"]):
+            if not (measured.limit_text or "bare" in measured.name) or measured.name.startswith(_STEPS):
                 continue
-            met = measured.get("met")
-            if met is False:
-                missed.append(f"`{name}`")
-            verdict = {None: "", True: "met", False: "**missed**"}[met]
-            value = f"{measured['value']:.5g} {measured['unit']}"
+            if measured.met is False:
+                missed.append(f"`{measured.name}`")
+            verdict = "**missed**" if measured.met is False else measured.verdict
+            value = f"{measured.value:.5g} {measured.unit}"
             cells = (
-                f"`{measured['name']}`",
-                _params(measured["params"]),
+                f"`{measured.name}`",
+                _params(measured.params),
                 value,
-                _limit(measured),
+                measured.limit_text,
                 verdict,
                 run,
             )
@@ -106,13 +104,6 @@ def page(results: list[dict[str, Any]]) -> str:
 def read() -> list[dict[str, Any]]:
     """The result files, by name."""
     return [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
-
-
-def _limit(measured: dict[str, Any]) -> str:
-    for key, sign in (("at_most", "≤"), ("at_least", "≥")):
-        if key in measured:
-            return f"{sign} {measured[key]:g} {measured['unit']}"
-    return ""
 
 
 def _params(params: dict[str, Any]) -> str:
