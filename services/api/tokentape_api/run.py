@@ -1,6 +1,5 @@
 """Running an API process."""
 
-import gc
 import logging
 import signal
 from socket import socket
@@ -15,7 +14,7 @@ from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
-from tokentape_core import tracing
+from tokentape_core import heap, tracing
 from tokentape_core.store import RedisStore, connect
 from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
@@ -68,10 +67,7 @@ def run(settings: ApiSettings) -> int:
     # uvicorn raises the signal again once it has stopped in order; that must not end us with an error.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    # What start-up left on the heap stays: full collections over it would stall the loop.
-    gc.freeze()
-    # A turn makes many containers and few cycles: looking for those as often as by default takes 7 % of it.
-    gc.set_threshold(20_000, 20, 50)
+    heap.settle()
     server.run()
     return 0 if server.started else 1
 

@@ -1,7 +1,6 @@
 """The entry points of a worker process."""
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -18,7 +17,7 @@ from tokentape_assembler.job import JobRunner
 from tokentape_assembler.settings import AssemblerSettings
 from tokentape_assembler.telemetry import Telemetry
 from tokentape_assembler.worker import AssemblyWorker, arq_client
-from tokentape_core import tracing
+from tokentape_core import heap, tracing
 from tokentape_core.metrics import observe_lag
 from tokentape_core.store import connect
 
@@ -81,9 +80,7 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         runner = JobRunner(client, queue, pool, telemetry)
         worker = AssemblyWorker(arq, runner.run, lambda: pool.ready, stop, telemetry.leases_lost.inc)
         telemetry.running.set_function(lambda: len(worker.tasks))
-        # As in an API process: what start-up left stays, and few cycles are made.
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
+        heap.settle()
         log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
         if archive is not None:
             background.append(asyncio.create_task(Archiver(client, archive).run()))
