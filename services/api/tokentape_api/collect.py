@@ -182,12 +182,13 @@ class Collector:
 
     async def _look_at_queue(self, job: AssembleJob, left_s: float) -> tuple[int, bool]:
         """How many jobs wait or run, and whether this one is among them; it then stays for so long."""
+        key = job_key_prefix + job.job_id
         async with redis_errors():
             pipe = self._queue.pipeline(transaction=False)
             pipe.zcard(keys.QUEUE)
             pipe.zscore(keys.QUEUE, job.job_id)
-            pipe.exists(job_key_prefix + job.job_id)
-            pipe.pexpire(job_key_prefix + job.job_id, _job_ms(left_s), gt=True)
+            pipe.exists(key)
+            pipe.pexpire(key, _job_ms(left_s), gt=True)
             queued, score, is_kept, _ = await pipe.execute()
         return queued, score is not None and bool(is_kept)
 

@@ -173,8 +173,8 @@ class Archiver:
 
     async def _postpone(self, session_id: str) -> None:
         """Others come first. Never puts back what another worker took out."""
-        again = time.time() - self._after_s + min(self._after_s, limits.ARCHIVE_RETRY_S)
-        await self._client.zadd(keys.SEALED, {session_id: again}, xx=True)
+        sealed_at = time.time() - max(0.0, self._after_s - limits.ARCHIVE_RETRY_S)
+        await self._client.zadd(keys.SEALED, {session_id: sealed_at}, xx=True)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """The result of blocking work, in a thread that cannot keep the process from ending.
