@@ -264,9 +264,11 @@ def encode(event: Event) -> Fields:
 def _binary_field(name: str, value: Any, dtype: np.dtype[Any]) -> bytes:
     """The exact bytes (INV-2): a wider id must not wrap."""
     array = np.asarray(value)
+    if array.dtype == dtype and array.ndim == 1:
+        return array.tobytes()
     with np.errstate(invalid="ignore"):
-        wire = array if array.dtype == dtype else array.astype(dtype)
-    if array.ndim != 1 or (wire is not array and not np.array_equal(wire, array, equal_nan=True)):
+        wire = array.astype(dtype)
+    if array.ndim != 1 or not np.array_equal(wire, array, equal_nan=True):
         raise ValueError(f"{name} does not fit {dtype}[n]: it is {array.dtype}{list(array.shape)}")
     return wire.tobytes()
 

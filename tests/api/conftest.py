@@ -8,7 +8,7 @@ import fakeredis
 import httpx
 import pytest
 
-from tests.support.scripted import ScriptedEngine
+from tests.support.scripted import ScriptedEngine, network
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
@@ -56,7 +56,7 @@ async def api(
     """A client of the application."""
     server = fakeredis.FakeServer()
     queue = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
-    upstream = SGLangEngine("http://engine", timeout_s=1.0, transport=httpx.MockTransport(engine.handle))
+    upstream = SGLangEngine("http://engine", timeout_s=1.0, **network(engine.handle))
     app = build_app(
         settings,
         store=store,

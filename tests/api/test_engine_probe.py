@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.scripted import ScriptedEngine
+from tests.support.scripted import ScriptedEngine, network
 from tokentape_api.engine import Check, connect_engine
 from tokentape_api.engine.probe import PROMPT, SESSION_ID
 from tokentape_api.settings import ApiSettings
@@ -34,7 +34,7 @@ async def probe(engine: ScriptedEngine, **settings: Any) -> list[Check]:
     """The lines about this engine, in the way that `settings` would use it."""
     made = connect_engine(
         ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", **{**ALL, **settings}),
-        httpx.MockTransport(engine.handle),
+        **network(engine.handle),
     )
     try:
         return list(await made.probe(10.0) or [])

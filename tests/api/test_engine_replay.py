@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.support.scripted import ScriptedEngine, replay_rows
+from tests.support.scripted import ScriptedEngine, network, replay_rows
 from tokentape_api.engine import Generated, SGLangEngine, Wanted
 from tokentape_contracts.errors import EngineReplyInvalid
 
@@ -22,7 +22,7 @@ INDEXER = Wanted()
 @pytest.fixture
 async def upstream(engine: ScriptedEngine) -> AsyncIterator[SGLangEngine]:
     engine.experts, engine.indexer = (3, 2), (4, 5)
-    upstream = SGLangEngine("http://engine", timeout_s=5.0, transport=httpx.MockTransport(engine.handle))
+    upstream = SGLangEngine("http://engine", timeout_s=5.0, **network(engine.handle))
     yield upstream
     await upstream.close()
 

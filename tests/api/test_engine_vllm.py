@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.scripted import replay_rows
+from tests.support.scripted import network, replay_rows
 from tokentape_api.engine import Generated, VLLMEngine, Wanted
 from tokentape_contracts.errors import EngineReplyInvalid, GenerationAborted
 
@@ -71,7 +71,7 @@ def vllm() -> Scripted:
 
 @pytest.fixture
 async def upstream(vllm: Scripted) -> AsyncIterator[VLLMEngine]:
-    upstream = VLLMEngine("http://engine", timeout_s=5.0, transport=httpx.MockTransport(vllm.handle))
+    upstream = VLLMEngine("http://engine", timeout_s=5.0, **network(vllm.handle))
     yield upstream
     await upstream.close()
 

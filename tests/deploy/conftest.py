@@ -6,6 +6,7 @@ import fakeredis
 import httpx
 import pytest
 
+from tests.support.scripted import network
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
@@ -31,11 +32,11 @@ async def api(renderer: ChatRenderer) -> AsyncIterator[httpx.AsyncClient]:
     """An API process whose engine is away."""
     server = fakeredis.FakeServer()
     queue = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
-    away = httpx.MockTransport(lambda _: httpx.Response(503))
+    away = network(lambda _: httpx.Response(503))
     app = build_app(
         ApiSettings(engine_url="http://engine", tokenizer="-", redis_url="-", family="qwen3"),
         store=MemoryStore(),
-        engine=SGLangEngine("http://engine", timeout_s=1.0, transport=away),
+        engine=SGLangEngine("http://engine", timeout_s=1.0, **away),
         renderer=renderer,
         collector=Collector(queue[0], queue[1], queue[0]),
     )

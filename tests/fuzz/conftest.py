@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +14,10 @@ import uvicorn
 from hypothesis import settings as hypothesis_settings
 from starlette.applications import Starlette
 
-from tests.support.scripted import ScriptedEngine
+from tests.support.scripted import ScriptedEngine, network
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
-from tokentape_api.engine.transport import generation_transport
 from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
 from tokentape_core.store import MemoryStore
@@ -49,13 +48,13 @@ class Application:
 
 
 def application(
-    tokenizer: Tokenizer, engine_url: str, transport: httpx.AsyncBaseTransport, **settings: Any
+    tokenizer: Tokenizer, engine_url: str, network: Mapping[str, Any], **settings: Any
 ) -> Application:
-    """The application whose engine is reached through this transport."""
+    """The application whose engine is reached over this network."""
     server = fakeredis.FakeServer()
     queues = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
     store = MemoryStore()
-    upstream = SGLangEngine(engine_url, timeout_s=5.0, transport=transport)
+    upstream = SGLangEngine(engine_url, timeout_s=5.0, **network)
     app = build_app(
         ApiSettings(engine_url=engine_url, tokenizer="-", redis_url="-", family="qwen3", **settings),
         store=store,
@@ -72,7 +71,7 @@ async def client_of(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Any]]:
     """A client of an application within this event loop, its scripted engine and its store."""
     engine = ScriptedEngine(tokenizer)
-    made = application(tokenizer, "http://engine", httpx.MockTransport(engine.handle), **settings)
+    made = application(tokenizer, "http://engine", network(engine.handle), **settings)
     transport = httpx.ASGITransport(made.app, raise_app_exceptions=False)
     async with (
         made.app.router.lifespan_context(made.app),
@@ -135,8 +134,7 @@ def wire(tokenizer: Tokenizer) -> Iterator[Wire]:
     async def main() -> None:
         upstream = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
         engine.port = upstream.sockets[0].getsockname()[1]
-        made_app = application(tokenizer, f"http://127.0.0.1:{engine.port}", transport)
-        made_app.upstream._generation = generation_transport()
+        made_app = application(tokenizer, f"http://127.0.0.1:{engine.port}", {"transport": transport})
         config = uvicorn.Config(
             made_app.app,
             host="127.0.0.1",

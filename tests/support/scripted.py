@@ -4,8 +4,8 @@ import base64
 import inspect
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokentape_api.engine.port import Incoming
 from tokentape_core.text.tokenizer import Tokenizer
 
 Answer = Callable[[dict[str, Any]], httpx.Response | Awaitable[httpx.Response]]
@@ -27,6 +28,31 @@ def replay_rows(start: int, stop: int, layers: int, choices: int) -> NDArray[np.
     """int32[stop - start, layers, choices]: what a scripted model chooses at these positions."""
     position, layer, choice = np.ogrid[start:stop, :layers, :choices]
     return ((7 * position + 3 * layer + choice) % 128).astype(np.int32)
+
+
+class HandledGenerations:
+    """Generations that a function answers; what it raises is what the network does."""
+
+    def __init__(self, handle: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> None:
+        self._handle = handle
+
+    @asynccontextmanager
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> AsyncIterator[Incoming]:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        response = await self._handle(httpx.Request("POST", url, content=content, headers=raw))
+        yield Incoming(response.status_code, response.headers, response.aiter_bytes())
+
+    async def close(self) -> None: ...
+
+
+def network(handle: Callable[[httpx.Request], Any]) -> dict[str, Any]:
+    """The arguments by which an engine adapter sends everything to this function."""
+
+    async def handled(request: httpx.Request) -> httpx.Response:
+        answer = handle(request)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return {"transport": httpx.MockTransport(handled), "generations": HandledGenerations(handled)}
 
 
 @dataclass

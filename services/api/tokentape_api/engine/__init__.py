@@ -6,7 +6,7 @@ from typing import Final
 import httpx
 
 from tokentape_api.engine.client import HttpEngine
-from tokentape_api.engine.port import Check, Engine, EngineRefusal, Generated, Wanted
+from tokentape_api.engine.port import Check, Engine, EngineRefusal, Generated, Generations, Wanted
 from tokentape_api.engine.sglang import SGLangEngine
 from tokentape_api.engine.vllm import VLLMEngine
 from tokentape_api.settings import ApiSettings
@@ -15,11 +15,15 @@ ADAPTERS: Final[Mapping[str, type[HttpEngine]]] = {"sglang": SGLangEngine, "vllm
 """Engine (of `tokentape_api.settings.ENGINES`) → adapter."""
 
 
-def connect_engine(settings: ApiSettings, transport: httpx.AsyncBaseTransport | None = None) -> HttpEngine:
+def connect_engine(
+    settings: ApiSettings,
+    transport: httpx.AsyncBaseTransport | None = None,
+    generations: Generations | None = None,
+) -> HttpEngine:
     """The engine of these settings. Connects to nothing yet.
 
     Args:
-        transport: replaces the network, for tests.
+        transport, generations: replace the network, for tests.
     """
     return ADAPTERS[settings.engine](
         settings.engine_url,
@@ -27,6 +31,7 @@ def connect_engine(settings: ApiSettings, transport: httpx.AsyncBaseTransport | 
         replay=wanted(settings),
         incremental=settings.replay == "incremental",
         transport=transport,
+        generations=generations,
     )
 
 
@@ -45,6 +50,7 @@ __all__ = [
     "Engine",
     "EngineRefusal",
     "Generated",
+    "Generations",
     "SGLangEngine",
     "VLLMEngine",
     "Wanted",

@@ -9,21 +9,29 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Final, TypeVar
 
+import aiohttp
 import httpx
 import orjson
 
 from tokentape_api.engine import headers as proxy_headers
 from tokentape_api.engine.answer import Answer, Sent
 from tokentape_api.engine.body import Body
-from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Forwarded, Generated, Wanted
+from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Generated, Generations, Incoming, Wanted
 from tokentape_api.engine.probe import Probe
-from tokentape_api.engine.transport import forwarding_transport, generation_transport
+from tokentape_api.engine.transport import CONNECT_S, AiohttpGenerations, forwarding_transport
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable
 from tokentape_contracts.events import Ids
 
 T = TypeVar("T")
 
+_UNREACHABLE: Final = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+)
 _PIECE: Final = 64 * 1024
 """Bytes of an answer that are searched and decoded before the event loop turns."""
 _INLINE: Final = 64 * 1024
@@ -38,7 +46,7 @@ class HttpEngine(ABC):
         timeout_s: the longest generation.
         replay: the payloads that turns will ask for, so that the probe asks for them too.
         incremental: whether turns will ask for the rows from a later position on.
-        transport: replaces the network, for tests.
+        transport, generations: replace the network, for tests.
     """
 
     answer_class: ClassVar[type[Answer]]
@@ -61,19 +69,19 @@ class HttpEngine(ABC):
         replay: Mapping[str, Wanted] = NOTHING,
         incremental: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
+        generations: Generations | None = None,
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._generation_url = f"{self._base_url}/v1/chat/completions"
         self._shown_url = str(httpx.URL(self._base_url).copy_with(userinfo=b""))
         """What agents may read in an error."""
         self._timeout_s = timeout_s
         self._probe = Probe(self._ask, replay, incremental)
-        timeout = httpx.Timeout(timeout_s, connect=10.0, pool=timeout_s)
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, pool=timeout_s)
         self._client = httpx.AsyncClient(
             timeout=timeout, transport=transport or forwarding_transport(), trust_env=False
         )
-        self._generation = transport or generation_transport()
-        self._generation_url = httpx.URL(f"{self._base_url}/v1/chat/completions")
-        self._extensions = {"timeout": timeout.as_dict()}
+        self._generations = generations or AiohttpGenerations()
 
     @abstractmethod
     def fields(self, prompt: Ids, replay: Mapping[str, Wanted]) -> dict[str, Any]:
@@ -92,13 +100,17 @@ class HttpEngine(ABC):
     @asynccontextmanager
     async def forward(
         self, session_id: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> AsyncIterator[Forwarded]:
+    ) -> AsyncIterator[Incoming]:
         url = httpx.URL(f"{self._base_url}/{path}", query=query.encode() or None)
-        sent = proxy_headers.to_engine(session_id, headers)
+        # httpx would refuse text that is not ASCII, which are the bytes that came in.
+        sent = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in proxy_headers.to_engine(session_id, headers).items()
+        ]
         with _engine_errors(self._shown_url):
             async with self._client.stream(method, url, content=body, headers=sent) as response:
                 received = proxy_headers.to_client(session_id, self._base_url, response.headers)
-                yield Forwarded(response.status_code, received, response.aiter_bytes())
+                yield Incoming(response.status_code, received, response.aiter_bytes())
 
     async def ready(self) -> None:
         is_healthy = False
@@ -118,7 +130,7 @@ class HttpEngine(ABC):
     async def close(self) -> None:
         await self._probe.close()
         await self._client.aclose()
-        await self._generation.aclose()
+        await self._generations.close()
 
     async def _ask(self, session_id: str, sent: Sent, request: Mapping[str, Any]) -> Answer:
         """An answer whose rules have not been checked."""
@@ -139,30 +151,20 @@ class HttpEngine(ABC):
         )
         sent_headers = {
             **proxy_headers.to_engine(session_id, headers),
-            b"content-type": b"application/json",
+            "content-type": "application/json",
             # A compressed answer would come in pieces of unknown size, and base64 is not worth it on a LAN.
-            b"accept-encoding": b"identity",
+            "accept-encoding": "identity",
         }
-        # Not by the client: its cookies, redirects and hooks are not wanted, and cost as much as the rest.
-        post = httpx.Request(
-            "POST",
-            self._generation_url,
-            content=content,
-            headers=sent_headers,
-            extensions=self._extensions,
-        )
+        body = Body(sent.replay, self.answer_class.new_values)
         with _engine_errors(self._shown_url):
-            # The transport's own timeouts begin anew with every chunk.
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._generation.handle_async_request(post)
-                try:
-                    if response.status_code != 200:
-                        raise await _refusal(response)
-                    body = Body(sent.replay, self.answer_class.new_values)
-                    async for piece in _pieces(response):
-                        body.feed(piece)
-                finally:
-                    await response.aclose()
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._generations.post(self._generation_url, content, sent_headers) as incoming,
+            ):
+                if incoming.status != 200:
+                    raise await _refusal(incoming)
+                async for piece in _pieces(incoming):
+                    body.feed(piece)
 
         def read() -> T:
             return use(self.answer_class(body, sent))
@@ -170,19 +172,19 @@ class HttpEngine(ABC):
         return read() if body.size <= _INLINE else await asyncio.to_thread(read)
 
 
-async def _refusal(response: httpx.Response) -> EngineRefusal:
+async def _refusal(incoming: Incoming) -> EngineRefusal:
     content = bytearray()
-    async for piece in _pieces(response):
+    async for piece in _pieces(incoming):
         content += piece
         if len(content) > limits.ENGINE_REPLY_BYTES:
             raise EngineReplyInvalid(f"the engine's answer is longer than {limits.ENGINE_REPLY_BYTES} bytes")
-    content_type = response.headers.get("content-type", "application/octet-stream")
-    return EngineRefusal(response.status_code, bytes(content), content_type)
+    content_type = incoming.headers.get("content-type", "application/octet-stream")
+    return EngineRefusal(incoming.status, bytes(content), content_type)
 
 
-async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _pieces(incoming: Incoming) -> AsyncIterator[bytes]:
     """The body as it comes in, in small pieces; the loop turns between them."""
-    async for chunk in response.aiter_bytes():
+    async for chunk in incoming.body:
         for start in range(0, len(chunk), _PIECE):
             if start:
                 await asyncio.sleep(0)
@@ -191,14 +193,16 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
 
 @contextmanager
 def _engine_errors(url: str) -> Iterator[None]:
-    """Maps what httpx raises: the one border where its errors become ours."""
+    """Maps what aiohttp and httpx raise: the one border where their errors become ours."""
     try:
         yield
-    except (httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ConnectError) as error:
+    except _UNREACHABLE as error:
         raise EngineUnavailable(
-            f"the engine at {url} cannot be reached: {error or type(error).__name__}"
+            f"the engine at {url} cannot be reached: {str(error) or type(error).__name__}"
         ) from error
     except (httpx.TimeoutException, TimeoutError) as error:
         raise EngineTimeout(f"the engine at {url} did not answer in time ({type(error).__name__})") from error
-    except httpx.TransportError as error:
-        raise EngineUnavailable(f"the engine at {url} broke off: {error or type(error).__name__}") from error
+    except (httpx.TransportError, aiohttp.ClientError) as error:
+        raise EngineUnavailable(
+            f"the engine at {url} broke off: {str(error) or type(error).__name__}"
+        ) from error

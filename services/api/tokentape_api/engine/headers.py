@@ -26,24 +26,18 @@ _IDENTITY = frozenset({"date", "server", "set-cookie"})
 """Ours stand in the answer already, and strict clients refuse them twice."""
 
 
-def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[bytes, bytes]:
-    """The client's headers for the engine, with the routing key by which a router keeps cache affinity.
+_NOT_TO_ENGINE = _HOP_BY_HOP | _FRAMING | _CREDENTIALS | {ROUTING_HEADER.lower()}
+_NOT_TO_CLIENT = _HOP_BY_HOP | _FRAMING | _IDENTITY | {"location"}
 
-    They are the bytes that came in: Starlette reads any as Latin-1, httpx would refuse all but ASCII.
-    """
-    dropped = _HOP_BY_HOP | _FRAMING | _CREDENTIALS | {ROUTING_HEADER.lower()} | _named_in_connection(headers)
-    kept = {
-        name.lower().encode("latin-1"): value.encode("latin-1")
-        for name, value in headers.items()
-        if name.lower() not in dropped
-    }
-    return {**kept, ROUTING_HEADER.encode(): session_id.encode()}
+
+def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """The client's headers for the engine, with the routing key by which a router keeps cache affinity."""
+    return {**_without(headers, _NOT_TO_ENGINE), ROUTING_HEADER: session_id}
 
 
 def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dict[str, str]:
     """The engine's headers for the client; a redirect within the engine stays within the session."""
-    dropped = _HOP_BY_HOP | _FRAMING | _IDENTITY | _named_in_connection(headers) | {"location"}
-    kept = {name: value for name, value in headers.items() if name.lower() not in dropped}
+    kept = _without(headers, _NOT_TO_CLIENT)
     target = headers.get("location")
     if target is not None and target.startswith(f"{base_url}/"):
         target = target.removeprefix(base_url)
@@ -52,7 +46,10 @@ def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dic
     return kept
 
 
-def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    """Also if there are several such headers."""
-    named = [value for name, value in headers.items() if name.lower() == "connection"]
-    return frozenset(name.strip().lower() for name in ",".join(named).split(","))
+def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> dict[str, str]:
+    """The other headers, without those that a `Connection` header names; there may be several of these."""
+    given = [(name.lower(), name, value) for name, value in headers.items()]
+    named = {
+        part.strip().lower() for key, _, value in given if key == "connection" for part in value.split(",")
+    }
+    return {name: value for key, name, value in given if key not in dropped and key not in named}

@@ -59,8 +59,8 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
-    """A forwarded answer: status, headers, and the body as it comes in."""
+class Incoming:
+    """An answer on its way: status, headers (whatever their case), and the body as it comes in."""
 
     status: int
     headers: Mapping[str, str]
@@ -80,6 +80,25 @@ class Check:
     name: str
     state: Literal["ok", "missing", "wrong"]
     detail: str
+
+
+class Generations(Protocol):
+    """Where the requests for generations go."""
+
+    def post(
+        self, url: str, content: bytes, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Incoming]:
+        """Sends one POST, and never a second time.
+
+        Args:
+            headers: each character of a value is one byte, as Starlette reads them.
+
+        Raises:
+            aiohttp.ClientError: as aiohttp does.
+        """
+
+    async def close(self) -> None:
+        """Closes the connections."""
 
 
 class Engine(Protocol):
@@ -109,7 +128,7 @@ class Engine(Protocol):
 
     def forward(
         self, session_id: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> AbstractAsyncContextManager[Forwarded]:
+    ) -> AbstractAsyncContextManager[Incoming]:
         """Sends any other request on, to a path under the engine's base URL."""
 
     async def ready(self) -> None:

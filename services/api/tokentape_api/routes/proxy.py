@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tokentape_api.auth import caller_of
 from tokentape_api.bodies import read_body
-from tokentape_api.engine.port import Forwarded
+from tokentape_api.engine.port import Incoming
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 from tokentape_contracts.errors import Forbidden, InvalidRequest, RouteNotFound, SessionDeleted
@@ -111,7 +111,7 @@ def _check(path: str, query: str) -> None:
         raise InvalidRequest("the path is percent-encoded twice")
 
 
-async def _body(stack: AsyncExitStack, forwarded: Forwarded) -> AsyncIterator[bytes]:
+async def _body(stack: AsyncExitStack, forwarded: Incoming) -> AsyncIterator[bytes]:
     async with stack:
         async for chunk in forwarded.body:
             yield chunk

@@ -60,7 +60,7 @@ async def redis_errors() -> AsyncIterator[None]:
             raise StoreUnavailable(f"Redis refuses the command: {reason}") from error
         raise
     except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"Redis cannot be reached: {error or type(error).__name__}") from error
+        raise StoreUnavailable(f"Redis cannot be reached: {str(error) or type(error).__name__}") from error
 
 
 class RedisStore:
