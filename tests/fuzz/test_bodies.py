@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.conftest import FUZZ, client_of
+from tests.fuzz.conftest import FUZZ
 from tests.fuzz.mutate import damaged_bytes, damaged_json, json_values, scalars
-from tests.support.scripted import ScriptedEngine
+from tests.support.application import application, client_of, small_renderer
+from tests.support.scripted import ScriptedEngine, network
 from tokentape_contracts import limits
 from tokentape_contracts.errors import BY_CODE, TABLE
 from tokentape_contracts.http import MODES, PIN_FIELDS
@@ -27,10 +28,11 @@ class Api:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        made = self._runner.run(self._stack.enter_async_context(client_of(tokenizer)))
-        self.client: httpx.AsyncClient = made[0]
-        self.engine: ScriptedEngine = made[1]
-        self.store: MemoryStore = made[2]
+        self.engine = ScriptedEngine(tokenizer)
+        self.store = MemoryStore()
+        answers = network(self.engine.handle)
+        app = application(small_renderer(tokenizer), self.store, answers, timeout_s=5.0)
+        self.client = self._runner.run(self._stack.enter_async_context(client_of(app)))
 
     def close(self) -> None:
         self._runner.run(self._stack.aclose())

@@ -99,7 +99,7 @@ class Collector:
                 if not is_queued:
                     if queued >= limits.QUEUE_DEPTH:
                         raise QueueFull(f"{queued} collects wait for a worker already")
-                    await self._enqueue(job, left)
+                    await enqueue(self._queue, job, left)
                 await asyncio.wait({announced}, timeout=max(0.0, min(limits.WAIT_SLICE_S, left)))
                 if announced.done():
                     if (failure := announced.result()) is not None:
@@ -192,21 +192,6 @@ class Collector:
             queued, score, is_kept, _ = await pipe.execute()
         return queued, score is not None and bool(is_kept)
 
-    async def _enqueue(self, job: AssembleJob, left_s: float) -> None:
-        """Enqueues the job, unless it is in the queue by now, and wakes a worker.
-
-        What arq's `enqueue_job` does, without its lock: `NX` says the same in one round trip instead of four.
-        """
-        now_ms = int(time.time() * 1000)
-        data = serialize_job(jobs.FUNCTION, (job.to_json(),), {}, None, now_ms, serializer=jobs.serialize)
-        pipe = self._queue.pipeline(transaction=True)
-        pipe.set(job_key_prefix + job.job_id, data, px=_job_ms(left_s), nx=True)
-        pipe.zadd(keys.QUEUE, {job.job_id: now_ms}, nx=True)
-        pipe.rpush(keys.WAKE, b"1")
-        pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
-        async with redis_errors():
-            await pipe.execute()
-
     async def _read_announcements(self) -> None:
         """Reads this process's reply stream for ever; nothing that Redis does ends it."""
         stream = keys.replies(self._api_id)
@@ -231,6 +216,26 @@ class Collector:
         for announced in self._waiting.get(key, ()):
             if not announced.done():
                 announced.set_result(failure)
+
+
+async def enqueue(queue: redis.asyncio.Redis, job: AssembleJob, left_s: float) -> bool:
+    """Enqueues the job and wakes a worker; False if it was in the queue already.
+
+    What arq's `enqueue_job` does, without its lock: `NX` says the same in one round trip instead of four.
+
+    Args:
+        left_s: how long someone waits for it; it is kept a little longer.
+    """
+    now_ms = int(time.time() * 1000)
+    data = serialize_job(jobs.FUNCTION, (job.to_json(),), {}, None, now_ms, serializer=jobs.serialize)
+    pipe = queue.pipeline(transaction=True)
+    pipe.set(job_key_prefix + job.job_id, data, px=_job_ms(left_s), nx=True)
+    pipe.zadd(keys.QUEUE, {job.job_id: now_ms}, nx=True)
+    pipe.rpush(keys.WAKE, b"1")
+    pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
+    async with redis_errors():
+        _, added, *_ = await pipe.execute()
+    return bool(added)
 
 
 def _job_ms(left_s: float) -> int:

@@ -18,7 +18,6 @@ from typing import Any, Final
 import orjson
 
 from tokentape_api.engine.payload import NewValues, Payload
-from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid
 from tokentape_core.domain.replay import KINDS
 
@@ -56,11 +55,9 @@ class Body:
         """Takes the next bytes.
 
         Raises:
-            EngineReplyInvalid: the answer or a payload is above its limit.
+            EngineReplyInvalid: a payload is above its limit.
         """
         self.size += len(chunk)
-        if self.size > limits.ENGINE_REPLY_BYTES:
-            raise EngineReplyInvalid(f"the engine's answer is longer than {limits.ENGINE_REPLY_BYTES} bytes")
         while chunk:
             chunk = self._search(chunk) if self._open is None else self._pass_on(self._open, chunk)
 

@@ -173,18 +173,22 @@ class HttpEngine(ABC):
 
 
 async def _refusal(incoming: Incoming) -> EngineRefusal:
-    content = bytearray()
-    async for piece in _pieces(incoming):
-        content += piece
-        if len(content) > limits.ENGINE_REPLY_BYTES:
-            raise EngineReplyInvalid(f"the engine's answer is longer than {limits.ENGINE_REPLY_BYTES} bytes")
+    content = b"".join([piece async for piece in _pieces(incoming)])
     content_type = incoming.headers.get("content-type", "application/octet-stream")
-    return EngineRefusal(incoming.status, bytes(content), content_type)
+    return EngineRefusal(incoming.status, content, content_type)
 
 
 async def _pieces(incoming: Incoming) -> AsyncIterator[bytes]:
-    """The body as it comes in, in small pieces; the loop turns between them."""
+    """The body as it comes in, in small pieces; the loop turns between them.
+
+    Raises:
+        EngineReplyInvalid: it is above its limit.
+    """
+    size = 0
     async for chunk in incoming.body:
+        size += len(chunk)
+        if size > limits.ENGINE_REPLY_BYTES:
+            raise EngineReplyInvalid(f"the engine's answer is longer than {limits.ENGINE_REPLY_BYTES} bytes")
         for start in range(0, len(chunk), _PIECE):
             if start:
                 await asyncio.sleep(0)
