@@ -156,13 +156,13 @@ class FaultProxy:
         task = asyncio.create_task(self._connection(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled unbegun
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened = [writer]
+        server_writer: asyncio.StreamWriter | None = None
         tasks: list[asyncio.Task[None]] = []
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
-            opened.append(server_writer)
             back = asyncio.create_task(_copy(server_reader, writer))
             there = asyncio.create_task(self._requests(reader, writer, server_reader, server_writer, back))
             tasks += [there, back]
@@ -170,11 +170,11 @@ class FaultProxy:
         except OSError:
             pass  # the server is away: so is the connection
         finally:
+            if server_writer is not None:
+                server_writer.transport.abort()  # first: a second cancellation ends the wait below
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for stream in opened:
-                stream.transport.abort()
 
     async def _requests(
         self,

@@ -77,6 +77,7 @@ class Links:
             self._tasks[task] = target
             task.add_done_callback(self._tasks.pop)
             task.add_done_callback(self._of_servers.discard)
+            task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled unbegun
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
         self._listening.append(server)
@@ -84,13 +85,12 @@ class Links:
         return port
 
     async def _serve(self, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened = [writer]
+        server_writer: asyncio.StreamWriter | None = None
         back: asyncio.Task[None] | None = None
         replica = asyncio.Event()
         own = asyncio.current_task()
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", target)
-            opened.append(server_writer)
             back = asyncio.create_task(self._back(target, server_reader, writer, replica))
             back.add_done_callback(lambda _: own.cancel() if own else None)
             while request := await reader.read(_CHUNK):
@@ -107,8 +107,8 @@ class Links:
         finally:
             if back is not None:
                 back.cancel()
-            for stream in opened:
-                stream.transport.abort()
+            if server_writer is not None:
+                server_writer.transport.abort()
 
     async def _back(
         self,
