@@ -95,7 +95,7 @@ class AssemblyWorker(Worker):
                     await self._poll_iteration()
                     await self._wait_for_work()
                 except (RedisError, OSError) as error:
-                    log.warning("Redis is away, trying again: %s", error or type(error).__name__)
+                    log.warning("Redis is away, trying again: %s", str(error) or type(error).__name__)
                     await asyncio.sleep(_POLL_S)
             if self.tasks:
                 log.info("stopping; %d running jobs are finished first", len(self.tasks))

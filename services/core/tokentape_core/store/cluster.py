@@ -141,7 +141,7 @@ class ClusterClient(redis.asyncio.Redis):
                     node = self._node(asked)
                     rows = await node.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, *LOST) as error:
-                reason = error or type(error).__name__
+                reason = str(error) or type(error).__name__
                 continue
             owners: list[HostPort | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
             for first, last, (host, port, *_), *_ in rows:
