@@ -91,14 +91,11 @@ class Api:
         self.api_id = api_id
         self._last = "0"
 
-    async def ask(self, asked: AssembleJob, deadline_s: float = 60.0, *, wake: bool = True) -> bool:
+    async def ask(self, asked: AssembleJob, deadline_s: float = 60.0) -> bool:
         """Registers as a waiter and enqueues; whether this enqueued the job."""
         waiters = keys.waiters(asked.session_id, asked.request)
         await self.client.zadd(waiters, {self.api_id: time.time() + deadline_s}, gt=True)
-        added = await enqueue(self.client, asked, deadline_s)
-        if not wake:
-            await self.client.delete(keys.WAKE)
-        return added
+        return await enqueue(self.client, asked, deadline_s)
 
     async def ask_anew(self, asked: AssembleJob) -> None:
         """Asks again after an announcement, which comes shortly before arq forgets the job."""
