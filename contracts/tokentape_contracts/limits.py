@@ -81,8 +81,9 @@ STORE_CONNECTIONS: Final = 1024
 STORE_VALUE_BYTES: Final = MiB // 4
 """The longest single value written to Redis: longer replay rows and results are cut into parts, because a
 value of 100 MiB would stall the server for everybody."""
-RENDER_INLINE_CHARS: Final = 2_000
-"""New text up to this length is rendered on the event loop (well under 2 ms), longer text in a thread."""
+RENDER_INLINE_BYTES: Final = MiB // 512
+"""New messages and tools, as JSON, up to this size are rendered on the event loop (well under 2 ms), larger
+ones in a thread."""
 
 READY_TIMEOUT_S: Final = 2.0
 """`GET /ready` waits this long for Redis and the engine's health."""

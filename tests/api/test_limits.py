@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -302,7 +303,7 @@ async def test_idle_connections_to_the_engine(
 async def test_text_that_is_rendered_inline(
     session: OpenSession, monkeypatch: pytest.MonkeyPatch, beyond: int
 ) -> None:
-    """New text up to the limit is rendered on the loop; one character more goes to a thread."""
+    """New messages and tools up to the limit are rendered on the loop; one byte more goes to a thread."""
     threads: list[Any] = []
     to_thread = asyncio.to_thread
 
@@ -312,7 +313,7 @@ async def test_text_that_is_rendered_inline(
 
     monkeypatch.setattr("tokentape_api.prompts.asyncio.to_thread", noting)
     message = {"role": "user", "content": ""}
-    message["content"] = "x" * (limits.RENDER_INLINE_CHARS - len(str(message)) + beyond)
+    message["content"] = "x" * (limits.RENDER_INLINE_BYTES - len(orjson.dumps([[message], None])) + beyond)
     assert (await session.chat(message)).status_code == 200
     assert threads.count(prompts._render) == beyond
 

@@ -109,7 +109,7 @@ TESTS: dict[str, tuple[str, str]] = {
     ),
     "STORE_CONNECTIONS": (f"{S}test_limits.py::test_connections",) * 2,
     "STORE_VALUE_BYTES": (f"{A}test_collector.py::test_all_parts_in_order",) * 2,
-    "RENDER_INLINE_CHARS": (f"{A}test_limits.py::test_text_that_is_rendered_inline",) * 2,
+    "RENDER_INLINE_BYTES": (f"{A}test_limits.py::test_text_that_is_rendered_inline",) * 2,
     "READY_TIMEOUT_S": (f"{A}test_limits.py::test_readiness",) * 2,
     "PROBE_TIMEOUT_S": (f"{A}test_limits.py::test_the_probe",) * 2,
     "COLLECT_DEADLINE_S": (

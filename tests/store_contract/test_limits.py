@@ -57,9 +57,8 @@ async def test_connections(valkey: EmbeddedValkey, monkeypatch: pytest.MonkeyPat
     held = [asyncio.create_task(client.blpop([empty], timeout=0.7)) for _ in range(2)]  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable):
-        async with redis_errors():
-            await client.get(empty)
+    with pytest.raises(StoreUnavailable), redis_errors():
+        await client.get(empty)
     assert time.monotonic() - began < 0.9
     waiting = asyncio.create_task(client.get(empty))
     assert await asyncio.gather(*held) == [None, None]

@@ -75,13 +75,14 @@ def build_app(
     app = Starlette(
         routes=guard.before(
             [
+                # First the one that is asked most: the router tries them in this order.
+                _route("POST /sessions/{sid}/v1/chat/completions", _post(chat.chat_completions), _ANY),
                 _route("GET /health", health.health),
                 _route("GET /ready", health.ready),
                 _route("GET /metrics", metrics.metrics),
                 _route("POST /sessions", sessions.open_session),
                 _route("GET /sessions/{sid}", sessions.get_session),
                 _route("DELETE /sessions/{sid}", sessions.delete_session),
-                _route("POST /sessions/{sid}/v1/chat/completions", _post(chat.chat_completions), _ANY),
                 _route("POST /sessions/{sid}/samples", _post(samples.collect_samples), _ANY),
                 _route("ANY /sessions/{sid}/{path:path}", proxy.forward, _ANY),
             ]

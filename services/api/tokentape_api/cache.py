@@ -6,6 +6,8 @@ any API process serves any session at any moment (INV-4); one that has never see
 
 from collections import OrderedDict
 
+import orjson
+
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_contracts.errors import SessionNotFound
@@ -98,5 +100,5 @@ def _age(state: SessionState) -> tuple[int, bool]:
 def _size(event: TurnRecorded) -> int:
     """Roughly the bytes that a turn holds in memory; its JSON objects are taken at twice their text."""
     arrays = event.suffix.nbytes + event.output.nbytes + event.logprobs.nbytes
-    text = sum(len(str(message)) for message in event.messages) + len(str(event.tools))
+    text = len(orjson.dumps([event.messages, event.tools]))
     return 2048 + arrays + 2 * text

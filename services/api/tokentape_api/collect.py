@@ -112,7 +112,7 @@ class Collector:
 
     async def _stage(self, job: AssembleJob) -> str:
         """What used up the time."""
-        async with redis_errors():
+        with redis_errors():
             pipe = self._queue.pipeline(transaction=False)
             pipe.exists(in_progress_key_prefix + job.job_id)
             pipe.zcard(keys.QUEUE)
@@ -146,7 +146,7 @@ class Collector:
         Raises:
             StoreUnavailable: Redis cannot be reached.
         """
-        async with redis_errors():
+        with redis_errors():
             return int(await self._queue.zcard(keys.QUEUE))
 
     async def payload(self, job: AssembleJob, result: StoredResult) -> AsyncIterator[bytes]:
@@ -157,7 +157,7 @@ class Collector:
         """
         yield result.first
         for part in range(1, result.parts):
-            async with redis_errors():
+            with redis_errors():
                 key = keys.samples(job.session_id, job.request)
                 data: bytes | None = await self._data.hget(key, str(part))  # type: ignore[misc]
             if data is None:
@@ -167,7 +167,7 @@ class Collector:
     async def _look(self, job: AssembleJob, deadline: float) -> StoredResult | None:
         """Registers as a waiter, and only then looks for the result: so none falls between the two."""
         waiters = keys.waiters(job.session_id, job.request)
-        async with redis_errors():
+        with redis_errors():
             pipe = self._data.pipeline(transaction=False)
             pipe.zadd(waiters, {self._api_id: deadline}, gt=True)
             pipe.expire(waiters, int(limits.COLLECT_DEADLINE_MAX_S) + _WAITERS_EXTRA_S)
@@ -176,14 +176,14 @@ class Collector:
         return _stored(fields)
 
     async def _result(self, job: AssembleJob) -> StoredResult | None:
-        async with redis_errors():
+        with redis_errors():
             fields: list[bytes | None] = await self._data.hmget(*_head(job))  # type: ignore[misc]
         return _stored(fields)
 
     async def _look_at_queue(self, job: AssembleJob, left_s: float) -> tuple[int, bool]:
         """How many jobs wait or run, and whether this one is among them; it then stays for so long."""
         key = job_key_prefix + job.job_id
-        async with redis_errors():
+        with redis_errors():
             pipe = self._queue.pipeline(transaction=False)
             pipe.zcard(keys.QUEUE)
             pipe.zscore(keys.QUEUE, job.job_id)
@@ -198,7 +198,7 @@ class Collector:
         last = b"0"
         while True:
             try:
-                async with redis_errors():
+                with redis_errors():
                     read = await self._reader.xread({stream: last}, block=_READ_BLOCK_MS)
             # A failover ends a read that waits with an error of its own.
             except (StoreUnavailable, RedisError) as error:
@@ -233,7 +233,7 @@ async def enqueue(queue: redis.asyncio.Redis, job: AssembleJob, left_s: float) -
     pipe.zadd(keys.QUEUE, {job.job_id: now_ms}, nx=True)
     pipe.rpush(keys.WAKE, b"1")
     pipe.ltrim(keys.WAKE, -limits.QUEUE_DEPTH, -1)
-    async with redis_errors():
+    with redis_errors():
         _, added, *_ = await pipe.execute()
     return bool(added)
 

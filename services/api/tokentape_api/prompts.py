@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 
 from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, InvalidRequest
@@ -26,7 +27,7 @@ async def build_prompt(
     """
     before = at.parent.tokens if at.parent else np.empty(0, np.int32)
     try:
-        if _chars(at.new_messages, tools) > limits.RENDER_INLINE_CHARS:
+        if len(orjson.dumps([at.new_messages, tools])) > limits.RENDER_INLINE_BYTES:
             prompt = await asyncio.to_thread(_render, renderer, at, before, tools, template_kwargs)
         else:
             prompt = _render(renderer, at, before, tools, template_kwargs)
@@ -49,7 +50,3 @@ def _render(
         return Prompt(keep=0, suffix=suffix)
     assistant = at.parent.event.messages[-1]
     return renderer.extend(before, assistant, at.new_messages, tools=tools, template_kwargs=template_kwargs)
-
-
-def _chars(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-    return sum(len(str(message)) for message in messages) + (len(str(tools)) if tools else 0)

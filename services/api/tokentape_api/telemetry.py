@@ -28,13 +28,13 @@ from tokentape_core.metrics import LAGS, Meter
 from tokentape_core.tracing import NoTracing, Tracing
 
 ROUTES: Final = (
+    "POST /sessions/{sid}/v1/chat/completions",
     "GET /health",
     "GET /ready",
     "GET /metrics",
     "POST /sessions",
     "GET /sessions/{sid}",
     "DELETE /sessions/{sid}",
-    "POST /sessions/{sid}/v1/chat/completions",
     "POST /sessions/{sid}/samples",
     "ANY /sessions/{sid}/{path}",
 )

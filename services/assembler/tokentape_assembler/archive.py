@@ -129,7 +129,7 @@ class Archiver:
             return 0
         until = time.time() - self._after_s
         archived = 0
-        async with redis_errors():
+        with redis_errors():
             for session_id in await self._client.zrangebyscore(
                 keys.SEALED, "-inf", until, 0, limits.ARCHIVE_SESSIONS
             ):

@@ -88,20 +88,21 @@ class Child:
         """
         key = keys.samples(job.session_id, job.request)
         is_ours = isinstance(result.error, EventUnsupported)
-        async with redis_errors(), self._client.pipeline(transaction=True) as pipe:
-            for field, value in result.to_hash():
-                pipe.hset(key, field, value)  # type: ignore[arg-type]
-            # A waiter looks once in a slice; who misses it asks again.
-            pipe.expire(key, int(2 * limits.WAIT_SLICE_S) if is_ours else limits.RESULT_TTL_S)
-            # Without a session there is none that an entry would belong to.
-            if not is_ours and not isinstance(result.error, SessionNotFound):
-                audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
-                pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
-                # Not less than it has: a DELETE may have come, and have set more.
-                pipe.expire(audit_key, limits.RETENTION_S, nx=True)
-                pipe.expire(audit_key, limits.RETENTION_S, gt=True)
-            pipe.zrangebyscore(*in_time(job))
-            *_, waiters = await pipe.execute()
+        with redis_errors():
+            async with self._client.pipeline(transaction=True) as pipe:
+                for field, value in result.to_hash():
+                    pipe.hset(key, field, value)  # type: ignore[arg-type]
+                # A waiter looks once in a slice; who misses it asks again.
+                pipe.expire(key, int(2 * limits.WAIT_SLICE_S) if is_ours else limits.RESULT_TTL_S)
+                # Without a session there is none that an entry would belong to.
+                if not is_ours and not isinstance(result.error, SessionNotFound):
+                    audit_key, entry = keys.audit(job.session_id), audit.encode(self._entry(job, result))
+                    pipe.xadd(audit_key, dict[Any, Any](entry), maxlen=limits.AUDIT_ENTRIES, approximate=True)
+                    # Not less than it has: a DELETE may have come, and have set more.
+                    pipe.expire(audit_key, limits.RETENTION_S, nx=True)
+                    pipe.expire(audit_key, limits.RETENTION_S, gt=True)
+                pipe.zrangebyscore(*in_time(job))
+                *_, waiters = await pipe.execute()
         return [api_id.decode() for api_id in waiters]
 
     def _entry(self, job: AssembleJob, result: Assembled) -> SamplesAssembled:

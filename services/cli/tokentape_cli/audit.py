@@ -136,7 +136,7 @@ async def _results(client: "redis.asyncio.Redis", recording: Recording) -> dict[
             request = audit.decode(fields).request
         except (EventUnsupported, StreamCorrupt):  # `_verify` says so
             continue
-        async with redis_errors():
+        with redis_errors():
             found: Any = await client.hgetall(keys.samples(recording.session_id, request))  # type: ignore[misc]
         if found:
             stored = StoredResult.from_fields(found[jobs.HEAD.encode()], None)

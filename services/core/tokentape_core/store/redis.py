@@ -7,8 +7,8 @@ which Redis itself refuses every append.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import redis.asyncio
@@ -48,8 +48,8 @@ _PARTS_PER_READ: Final = 16
 _RESTORE_TRIES: Final = 5
 
 
-@asynccontextmanager
-async def redis_errors() -> AsyncIterator[None]:
+@contextmanager
+def redis_errors() -> Iterator[None]:
     """Maps what Redis raises to `StoreUnavailable`: the one border where foreign errors become ours."""
     try:
         yield
@@ -123,11 +123,11 @@ class RedisStore:
         # Before the seal: a session that is sealed and not in the index would never be archived.
         tenant = await self._index(session_id)
         if await self._add(session_id, SEALED_ID, event) == "missing":
-            async with redis_errors():
+            with redis_errors():
                 await self._client.zrem(keys.SEALED, session_id)
             raise SessionNotFound("there is no such session")
         if tenant is not None:
-            async with redis_errors():
+            with redis_errors():
                 await self._client.zrem(keys.tenant(tenant), session_id)
 
     async def read(
@@ -136,7 +136,7 @@ class RedisStore:
         if after == SEALED_ID:
             return []
         first = f"({after}" if after is not None else "-"
-        async with redis_errors():
+        with redis_errors():
             rows = await self._client.xrange(keys.events(session_id), min=first, max=until or "+")
         if len(rows) > _INLINE_ENTRIES:
             return await asyncio.to_thread(_entries, rows)
@@ -149,7 +149,7 @@ class RedisStore:
         names = {(event.id, kind): part_names(event, kind) for event, kind in wanted}
         flat = [name for parts in names.values() for name in parts]
         found: dict[str, bytes | None] = {}
-        async with redis_errors():
+        with redis_errors():
             for start in range(0, len(flat), _PARTS_PER_READ):
                 some = flat[start : start + _PARTS_PER_READ]
                 values = await self._client.hmget(key, some)  # type: ignore[misc]
@@ -159,14 +159,14 @@ class RedisStore:
         return {blob: b"".join(found[name] or b"" for name in parts) for blob, parts in names.items()}
 
     async def tail(self, session_id: str) -> str | None:
-        async with redis_errors():
+        with redis_errors():
             rows = await self._client.xrevrange(keys.events(session_id), count=1)
         return rows[0][0].decode() if rows else None
 
     async def export(self, session_id: str) -> Recording | None:
         blobs_key = keys.blobs(session_id)
         blobs: dict[str, bytes] = {}
-        async with redis_errors():
+        with redis_errors():
             # In this order: an audit entry names events that are there, and these name blobs that are.
             audit = await self._client.xrange(keys.audit(session_id))
             events = await self._client.xrange(keys.events(session_id))
@@ -182,20 +182,21 @@ class RedisStore:
     async def restore(self, recording: Recording) -> bool:
         sid = recording.session_id
         watched = [keys.events(sid), keys.blobs(sid), keys.audit(sid)]
-        async with redis_errors(), self._client.pipeline(transaction=True) as pipe:
-            for _ in range(_RESTORE_TRIES):
-                try:
-                    await pipe.watch(*watched)
-                    there = await self.export(sid)
-                    if there is not None:
-                        if not there.contains(recording):
-                            raise SessionExists(f"session {sid} is there already, with other content")
-                        return False
-                    self._write(pipe, recording)
-                    await pipe.execute()
-                    return True
-                except WatchError:  # another writer, or a lost connection: look again
-                    continue
+        with redis_errors():
+            async with self._client.pipeline(transaction=True) as pipe:
+                for _ in range(_RESTORE_TRIES):
+                    try:
+                        await pipe.watch(*watched)
+                        there = await self.export(sid)
+                        if there is not None:
+                            if not there.contains(recording):
+                                raise SessionExists(f"session {sid} is there already, with other content")
+                            return False
+                        self._write(pipe, recording)
+                        await pipe.execute()
+                        return True
+                    except WatchError:  # another writer, or a lost connection: look again
+                        continue
         raise StoreUnavailable(f"session {sid} could not be written: others write to it")
 
     def _write(self, pipe: Pipeline, recording: Recording) -> None:
@@ -212,7 +213,7 @@ class RedisStore:
             pipe.expire(key, self._retention_s)
 
     async def ready(self) -> None:
-        async with redis_errors():
+        with redis_errors():
             try:
                 await self._client.expire(keys.events("ready"), 1, gt=True)
             except ResponseError as error:
@@ -234,7 +235,7 @@ class RedisStore:
         pipe.zadd(key, {session_id: now + self._idle_s})
         pipe.zcard(key)
         pipe.expire(key, self._idle_s)
-        async with redis_errors():
+        with redis_errors():
             _, _, count, _ = await pipe.execute()
             if count > limits.SESSIONS_PER_TENANT:
                 await self._client.zrem(key, session_id)
@@ -254,7 +255,7 @@ class RedisStore:
         pipe.zadd(keys.SEALED, {session_id: now}, nx=True)
         pipe.zremrangebyscore(keys.SEALED, "-inf", now - 2 * max(self._retention_s, limits.RETENTION_S))
         events = keys.events(session_id)  # may lie on another node than the index
-        async with redis_errors():
+        with redis_errors():
             _, rows = await asyncio.gather(
                 pipe.execute(), self._client.xrange(events, min=OPENED_ID, max=OPENED_ID)
             )
@@ -275,7 +276,7 @@ class RedisStore:
         pipe.xrange(keys.events(session_id), min=entry_id, max=entry_id)
         if self._wait_replicas:
             pipe.set(keys.replicated(session_id), b"", px=1)
-        async with redis_errors():
+        with redis_errors():
             rows, *_ = await pipe.execute()
         return decode(rows[0][1]).id if rows else None
 
@@ -311,7 +312,7 @@ class RedisStore:
             pipe.expire(blobs_key, ttl_s, gt=is_turn)
         if isinstance(event, SessionSealed):
             pipe.expire(keys.audit(session_id), ttl_s)
-        async with redis_errors():
+        with redis_errors():
             added, *rest = await pipe.execute(raise_on_error=False)
             if isinstance(added, ResponseError) and any(text in str(added) for text in _REFUSED):
                 return "refused"
