@@ -50,7 +50,8 @@ class Sessions:
         state = fold(entries, known)
         if state is None:
             raise SessionNotFound("there is no such session")
-        self._put(session_id, state)
+        if state is not known:
+            self._put(session_id, state)
         return state
 
     async def tenant(self, session_id: str) -> str | None:

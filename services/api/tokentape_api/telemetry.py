@@ -5,9 +5,10 @@ Every name is here and in docs/reference/telemetry.md, which a test compares.
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
 
+from prometheus_client import Histogram
 from starlette.requests import ClientDisconnect
 
 from tokentape_api.engine import EngineRefusal
@@ -174,17 +175,10 @@ class Telemetry:
                     self._engine_errors[code].inc()
                 raise
 
-    @contextmanager
-    def stage(self, stage: str) -> Iterator[None]:
+    def stage(self, stage: str) -> AbstractContextManager[None]:
         """Around one of `STAGES`, which is also the name of a span."""
-        began = time.perf_counter()
-        try:
-            with self.tracing.span(stage, "client" if stage == "engine" else "internal"):
-                yield
-        finally:
-            seconds = time.perf_counter() - began
-            self._stage_seconds[stage].observe(seconds)
-            logs.note_stage(stage, seconds)
+        span = self.tracing.span(stage, "client" if stage == "engine" else "internal")
+        return _Stage(stage, span, self._stage_seconds[stage])
 
     def recorded(self, event: TurnRecorded, parent: Turn | None, root: str | None) -> None:
         """Counts a turn that is in the stream.
@@ -227,6 +221,29 @@ class Telemetry:
         self._collect_bytes.inc(size)
         self._collect_wait_seconds.observe(stages["queue"] / 1000)
         logs.note(stages={stage: round(ms, 3) for stage, ms in stages.items()}, bytes=size)
+
+
+class _Stage:
+    """Measures its block, of which there are several in every turn: no generator."""
+
+    __slots__ = ("_began", "_name", "_seconds", "_span")
+
+    def __init__(self, name: str, span: AbstractContextManager[None], seconds: Histogram) -> None:
+        self._name = name
+        self._span = span
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+        self._span.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._span.__exit__(*error)
+        finally:
+            seconds = time.perf_counter() - self._began
+            self._seconds.observe(seconds)
+            logs.note_stage(self._name, seconds)
 
 
 def code_of(error: Exception) -> str:

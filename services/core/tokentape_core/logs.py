@@ -37,6 +37,8 @@ def configure(form: Format | None) -> None:
         renderers: list[Processor] = [format_exc_info, JSONRenderer(serializer=_dump)]
     else:
         renderers = [ConsoleRenderer(colors=is_terminal, exception_formatter=plain_traceback)]
+    # No line holds what a record would otherwise look up.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter([merge_contextvars, TimeStamper("iso"), *renderers]))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -6,9 +6,9 @@ as it is given.
 """
 
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 import aiohttp
 import httpx
@@ -28,17 +28,30 @@ class AiohttpGenerations:
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
-    @asynccontextmanager
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> AsyncIterator[Incoming]:
+    def post(
+        self, url: str, content: bytes, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Incoming]:
         self._session = self._session or _session()
         sent = {name: value if value.isascii() else _utf8(value) for name, value in headers.items()}
-        post = self._session.post(url, data=content, headers=sent, allow_redirects=False)
-        async with post as response:
-            yield Incoming(response.status, response.headers, response.content.iter_any())
+        return _Exchange(self._session.post(url, data=content, headers=sent, allow_redirects=False))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+class _Exchange:
+    """A request of aiohttp's, whose answer is read within it."""
+
+    def __init__(self, request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> None:
+        self._request = request
+
+    async def __aenter__(self) -> Incoming:
+        response = await self._request.__aenter__()
+        return Incoming(response.status, response.headers, response.content.iter_any())
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._request.__aexit__(*error)
 
 
 def _utf8(value: str) -> str:

@@ -159,8 +159,11 @@ def _noticing(base: Any, pool: Pool) -> Any:
             connection: Any = self
             timeout_s, connection.socket_timeout = connection.socket_timeout, None
             try:
-                async with asyncio.timeout(None if _goes_at_once(connection, command) else timeout_s):
+                if _goes_at_once(connection, command):
                     await super().send_packed_command(command, *args, **kwargs)
+                else:
+                    async with asyncio.timeout(timeout_s):
+                        await super().send_packed_command(command, *args, **kwargs)
             except TimeoutError as error:
                 raise RedisTimeoutError("Redis does not take what is sent") from error
             except RuntimeError as error:
@@ -208,7 +211,15 @@ class NodePipeline(Pipeline):
 
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         await self._ask(connection)
-        replies = await super()._execute_pipeline(connection, commands, raise_on_error)
+        # The replies come together: one timer for all of them.
+        timeout_s, connection.socket_timeout = connection.socket_timeout, None
+        try:
+            async with asyncio.timeout(timeout_s):
+                replies = await super()._execute_pipeline(connection, commands, raise_on_error)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Redis does not answer") from error
+        finally:
+            connection.socket_timeout = timeout_s
         await self._replicated(connection, replies)
         return replies
 
