@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from tokentape_core.domain.match import MATCHERS, loose_tool_call, role_content_only, strict
+from tests.support.sessions import state_of, turn
+from tokentape_core.domain.decide import position
+from tokentape_core.domain.match import MATCHERS, is_text, loose_tool_call, role_content_only, strict
 
 
 def _call(arguments: Any = '{"a":1}', name: str = "ls", **fields: Any) -> dict[str, Any]:
@@ -152,6 +154,63 @@ def test_a_matcher_decides(case: str) -> None:
         assert matcher(stored, incoming) is equal, matcher.__name__
         assert matcher(incoming, stored) is equal, matcher.__name__
         assert matcher(stored, stored) is True, matcher.__name__
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_turn_is_repeated_as_its_matcher_says(case: str) -> None:
+    """A matcher is not asked about a turn whose messages are equal; it would have said the same."""
+    stored, incoming, *expected = CASES[case]
+    for matcher, equal in zip((strict, loose_tool_call, role_content_only), expected, strict=True):
+        for ours, theirs, same in (
+            (stored, incoming, equal),
+            (incoming, stored, equal),
+            (stored, stored, True),
+        ):
+            found = position(state_of(turn(messages=[ours])), [theirs], matcher)
+            assert (found.parent is not None) is same, matcher.__name__
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (A, True),
+        ({**A, "reasoning_content": None, "tool_calls": []}, True),
+        ({**A, "content": [{"type": "text", "text": "x"}]}, True),
+        (_call(index=0), True),
+        (_call(function={"name": "ls", "index": 0}), False),
+        (_call(strict=True), False),
+        ({**A, "index": 0}, False),
+        ({**A, "content": [{"type": "text", "text": "x", "index": 1}]}, False),
+        ({**A, "tool_calls": [0]}, False),
+    ],
+)
+def test_messages_of_text_only(message: dict[str, Any], expected: bool) -> None:
+    """Wherever a number or a boolean counts, Python's equality is not JSON's."""
+    assert is_text([A, message]) is expected
+
+
+def test_messages_that_nest_deeply_are_judged() -> None:
+    """An engine's answer may nest deeper than Python can call; it is recorded all the same."""
+    content: list[Any] = []
+    for _ in range(5000):
+        content = [content]
+    assert is_text([{"role": "assistant", "content": content}])
+
+
+def test_a_matcher_is_asked_only_about_differences() -> None:
+    """One of the user's own is not called for every message of every turn."""
+    asked = []
+
+    def matcher(stored: Any, incoming: Any) -> bool:
+        asked.append((stored, incoming))
+        return True
+
+    state = state_of(turn(messages=[A]), turn(parent=1, messages=[_call(index=0)]))
+    changed = {**_call(index=0), "content": "other"}
+    assert position(state, [A, _call(index=0)], matcher).parent is state.head
+    assert asked == []
+    assert position(state, [A, changed], matcher).parent is state.head
+    assert asked == [(_call(index=0), changed)]
 
 
 def test_matchers_are_known_by_name() -> None:

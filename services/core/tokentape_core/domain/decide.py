@@ -125,6 +125,9 @@ def _is_repeated(turn: Turn, messages: Sequence[Message], matcher: Matcher) -> b
     """Whether the request repeats this turn's own messages where they belong."""
     own = turn.event.messages
     theirs = messages[turn.messages - len(own) : turn.messages]
+    # A conversation's messages come again with each of its turns, nearly always to the letter.
+    if turn.is_text and theirs == own:
+        return True
     return len(theirs) == len(own) and all(map(matcher, own, theirs))
 
 

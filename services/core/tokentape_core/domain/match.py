@@ -1,12 +1,13 @@
 """Matchers: is a message of a request the one that was recorded?
 
 Agents re-send the whole conversation with every turn, and their clients re-serialise it. A matcher decides
-which differences do not count. Only `role`, `content`, `reasoning_content` and `tool_calls` are compared at
-all; `None`, `""`, `[]` and an absent key are the same.
+which differences do not count; it is not asked about a turn whose messages are all equal. Only `role`,
+`content`, `reasoning_content` and `tool_calls` are compared at all; `None`, `""`, `[]` and an absent key are
+the same.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 Message = Mapping[str, Any]
@@ -31,6 +32,28 @@ def role_content_only(stored: Message, incoming: Message) -> bool:
 MATCHERS: Final[Mapping[str, Matcher]] = {
     matcher.__name__: matcher for matcher in (strict, loose_tool_call, role_content_only)
 }
+
+
+def is_text(messages: Iterable[Message]) -> bool:
+    """Whether Python's `==` with these messages is JSON's: they hold no number and neither true nor false.
+
+    To Python true is 1. The `index` of a tool call is not looked at, as it does not count.
+    """
+    pending: list[Any] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and all(isinstance(call, dict) for call in calls):
+            message = {**message, "tool_calls": [{**call, "index": None} for call in calls]}
+        pending.append(message)
+    while pending:  # not a function that calls itself: an engine's answer may nest deeper than that can go
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+        elif value is not None and not isinstance(value, str):
+            return False
+    return True
 
 
 def _same_text(stored: Message, incoming: Message) -> bool:

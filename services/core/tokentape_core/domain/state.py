@@ -20,6 +20,7 @@ from tokentape_contracts.events import (
     SessionSealed,
     TurnRecorded,
 )
+from tokentape_core.domain.match import is_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +34,7 @@ class Turn:
         prompt_length: tokens that the engine received.
         length: prompt and output tokens.
         messages: messages of the path up to and with this turn's answer.
+        is_text: of the event's messages: see `match.is_text`.
     """
 
     seq: int
@@ -41,6 +43,7 @@ class Turn:
     prompt_length: int
     length: int
     messages: int
+    is_text: bool
 
     @property
     def path(self) -> "list[Turn]":
@@ -56,7 +59,7 @@ class Turn:
     def tokens(self) -> Ids:
         """int32[T]: the prompt as the engine received it, then the output. Built anew at each call."""
         path = self.path
-        tokens = np.empty(max(turn.length for turn in path), np.int32)
+        tokens = np.empty(max([turn.length for turn in path]), np.int32)
         for turn in path:
             tokens[turn.event.keep : turn.prompt_length] = turn.event.suffix
             tokens[turn.prompt_length : turn.length] = turn.event.output
@@ -149,4 +152,5 @@ def _turn(state: SessionState, event: TurnRecorded) -> Turn:
         raise StreamCorrupt(f"turn {seq} keeps {event.keep} tokens of turn {event.parent}, which has fewer")
     prompt_length = event.keep + len(event.suffix)
     messages = (parent.messages if parent else 0) + len(event.messages)
-    return Turn(seq, event, parent, prompt_length, prompt_length + len(event.output), messages)
+    length = prompt_length + len(event.output)
+    return Turn(seq, event, parent, prompt_length, length, messages, is_text(event.messages))

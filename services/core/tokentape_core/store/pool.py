@@ -89,6 +89,8 @@ class Pool(redis.asyncio.BlockingConnectionPool):
     """
 
     demotions = 0
+    _waiting = 0
+    """Who wants a connection while there may be none."""
 
     def __init__(self, timeout_s: float | None, connection_class: Any = Connection, **kwargs: Any) -> None:
         given: dict[str, Any] = {
@@ -123,7 +125,17 @@ class Pool(redis.asyncio.BlockingConnectionPool):
 
         async def fail(_: RedisError) -> None: ...
 
-        return await self.connection_kwargs["retry"].call_with_retry(do, fail)
+        self._waiting += 1
+        try:
+            return await self.connection_kwargs["retry"].call_with_retry(do, fail)
+        finally:
+            self._waiting -= 1
+
+    async def release(self, connection: Any) -> None:
+        if self._waiting:
+            await super().release(connection)
+        else:  # no lock where nobody waits
+            await super(redis.asyncio.BlockingConnectionPool, self).release(connection)
 
     async def ensure_connection(self, connection: Any) -> None:
         """Connects, and does not look whether unread data waits, which would cost as much as a command.
