@@ -1,13 +1,16 @@
 """uvicorn's HTTP protocol with a bound on what comes before a body, and an end that breaks no request off.
 
 llhttp takes a URL and headers of any length, and whoever reaches the port could fill the memory with them.
-uvicorn closes idle connections the moment that it is told to end, with requests that are on their way.
+uvicorn closes idle connections the moment that it is told to end, with requests that are on their way. And it
+tells an application that the client has gone only if a task waits for that.
 """
 
+import asyncio
 from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tokentape_api.connected import HANGUP, Hangup
 from tokentape_contracts import limits
 
 _REST: Final = 64
@@ -18,7 +21,7 @@ class BoundedHttp(HttpToolsProtocol):
     """Answers 400 and hangs up once a request's head is longer than `limits.HEAD_BYTES`.
 
     When the server ends, a connection stays for the request that it has, or for one that comes within
-    `limits.LAST_REQUEST_S`; the answer says that it closes.
+    `limits.LAST_REQUEST_S`; the answer says that it closes. Requests have the extension `HANGUP`.
     """
 
     _head_bytes = 0
@@ -27,6 +30,18 @@ class BoundedHttp(HttpToolsProtocol):
     _completed = 0
     """Requests that have been read."""
     _is_last = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._hangup = Hangup(self.flow.resume_reading)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._hangup.come()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {HANGUP: self._hangup}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
