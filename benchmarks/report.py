@@ -18,9 +18,10 @@ _HEAD = """# Results
 
 The newest result of every figure that has a limit, with the commit and the date of its run; the files beside this page
 have all figures and parameters. All were measured on one machine, with clients, engine and Redis on it too:
-{machine}. Its speed varies by up to 1.5 times between minutes: compare figures of one run.
-Its Python was built without profile-guided optimization; with Debian's, which has it, a chat turn took 0.85 times as
-long in a run that asked both in turn.
+{machine}. It has neighbours: one short loop of Python took 17 ms of CPU in some seconds and 35 ms in
+others, with nothing else running. Compare figures of one run. Its Python was built without profile-guided
+optimization; with Debian's, which has it, a chat turn took 0.94 times as long (6 fresh processes of each, asked in
+turn).
 `make bench` runs the benchmarks and writes this page, and so do `make test-faults`, `make test-live`,
 `make test-deploy` and `python -m benchmarks.topologies`.
 

@@ -277,3 +277,8 @@ def error_from_body(body: object) -> TokentapeError | None:
         return None
     error = BY_CODE.get(str(inner.get("code")))
     return error(inner["message"]) if error else None
+
+
+def text_of(error: BaseException) -> str:
+    """What an error of a library says, or its name if it says nothing."""
+    return str(error) or type(error).__name__

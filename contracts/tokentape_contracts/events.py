@@ -294,6 +294,8 @@ def decode(entry: Fields, upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS) -
             field: _checked(json[field], types, field) for field, types in _JSON[name].items()
         }
         if kind is TurnRecorded:
+            if not all(isinstance(message, dict) for message in values["messages"]):
+                raise TypeError("messages holds something else than objects")
             for field, dtype in _DTYPES.items():
                 values[field] = np.frombuffer(entry[field.encode()], dtype)
             values["replay"] = {of: _blob(given) for of, given in values["replay"].items()}

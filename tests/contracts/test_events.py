@@ -152,6 +152,7 @@ REFUSALS: dict[str, tuple[type[TokentapeError], Callable[[Fields], Fields]]] = {
     "float for int": (StreamCorrupt, _json(keep=41.0)),
     "bool for number": (StreamCorrupt, _json(committed_at=True)),
     "object for list": (StreamCorrupt, _json(messages={})),
+    "a message that is no object": (StreamCorrupt, _json(messages=[{"role": "user"}, "hi"])),
     "string for tools": (StreamCorrupt, _json(tools="none")),
     "blob without a dtype": (StreamCorrupt, _json(replay={"k": {"stored": []}})),
     "blob not an object": (StreamCorrupt, _json(replay={"k": 1})),

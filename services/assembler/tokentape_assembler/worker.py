@@ -26,6 +26,7 @@ from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
 from tokentape_contracts import jobs, keys, limits
+from tokentape_contracts.errors import text_of
 
 _POLL_S: Final = 0.5
 _LEASE_MS: Final = int(limits.LEASE_S * 1000)
@@ -95,7 +96,7 @@ class AssemblyWorker(Worker):
                     await self._poll_iteration()
                     await self._wait_for_work()
                 except (RedisError, OSError) as error:
-                    log.warning("Redis is away, trying again: %s", str(error) or type(error).__name__)
+                    log.warning("Redis is away, trying again: %s", text_of(error))
                     await asyncio.sleep(_POLL_S)
             if self.tasks:
                 log.info("stopping; %d running jobs are finished first", len(self.tasks))

@@ -20,7 +20,7 @@ from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Generated, 
 from tokentape_api.engine.probe import Probe
 from tokentape_api.engine.transport import CONNECT_S, AiohttpGenerations, forwarding_transport
 from tokentape_contracts import limits
-from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable
+from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable, text_of
 from tokentape_contracts.events import Ids
 
 T = TypeVar("T")
@@ -201,12 +201,8 @@ def _engine_errors(url: str) -> Iterator[None]:
     try:
         yield
     except _UNREACHABLE as error:
-        raise EngineUnavailable(
-            f"the engine at {url} cannot be reached: {str(error) or type(error).__name__}"
-        ) from error
+        raise EngineUnavailable(f"the engine at {url} cannot be reached: {text_of(error)}") from error
     except (httpx.TimeoutException, TimeoutError) as error:
         raise EngineTimeout(f"the engine at {url} did not answer in time ({type(error).__name__})") from error
     except (httpx.TransportError, aiohttp.ClientError) as error:
-        raise EngineUnavailable(
-            f"the engine at {url} broke off: {str(error) or type(error).__name__}"
-        ) from error
+        raise EngineUnavailable(f"the engine at {url} broke off: {text_of(error)}") from error

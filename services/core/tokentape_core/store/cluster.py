@@ -28,6 +28,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from tokentape_contracts.errors import text_of
 from tokentape_core.addresses import HostPort
 from tokentape_core.store.pool import LOST, NodeClient, NodePipeline, Pool, UntilDeadline
 from tokentape_core.store.sentinel import settled
@@ -141,7 +142,7 @@ class ClusterClient(redis.asyncio.Redis):
                     node = self._node(asked)
                     rows = await node.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, *LOST) as error:
-                reason = str(error) or type(error).__name__
+                reason = text_of(error)
                 continue
             owners: list[HostPort | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
             for first, last, (host, port, *_), *_ in rows:

@@ -23,6 +23,7 @@ from tokentape_contracts.errors import (
     StoreUnavailable,
     StreamCorrupt,
     TooManySessions,
+    text_of,
 )
 from tokentape_contracts.events import (
     OPENED_ID,
@@ -60,7 +61,7 @@ def redis_errors() -> Iterator[None]:
             raise StoreUnavailable(f"Redis refuses the command: {reason}") from error
         raise
     except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"Redis cannot be reached: {str(error) or type(error).__name__}") from error
+        raise StoreUnavailable(f"Redis cannot be reached: {text_of(error)}") from error
 
 
 class RedisStore:
