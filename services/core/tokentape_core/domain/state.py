@@ -5,6 +5,7 @@ Everything here is immutable. Shapes: `S` suffix tokens, `O` output tokens, `T` 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tokentape_contracts.events import (
 from tokentape_core.domain.match import is_text
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """A node of the forest.
 
@@ -34,7 +35,6 @@ class Turn:
         prompt_length: tokens that the engine received.
         length: prompt and output tokens.
         messages: messages of the path up to and with this turn's answer.
-        is_text: of the event's messages: see `match.is_text`.
     """
 
     seq: int
@@ -43,7 +43,11 @@ class Turn:
     prompt_length: int
     length: int
     messages: int
-    is_text: bool
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Of the event's messages: see `match.is_text`. Only who compares messages asks for it."""
+        return is_text(self.event.messages)
 
     @property
     def path(self) -> "list[Turn]":
@@ -153,4 +157,4 @@ def _turn(state: SessionState, event: TurnRecorded) -> Turn:
     prompt_length = event.keep + len(event.suffix)
     messages = (parent.messages if parent else 0) + len(event.messages)
     length = prompt_length + len(event.output)
-    return Turn(seq, event, parent, prompt_length, length, messages, is_text(event.messages))
+    return Turn(seq, event, parent, prompt_length, length, messages)

@@ -168,22 +168,19 @@ def _noticing(base: Any, pool: Pool) -> Any:
         async def send_packed_command(self, command: Any, *args: Any, **kwargs: Any) -> None:
             # redis-py sends with `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes
             # when the command has just been sent: a task that was told to end would go on for ever.
-            connection: Any = self
-            timeout_s, connection.socket_timeout = connection.socket_timeout, None
             try:
-                if _goes_at_once(connection, command):
-                    await super().send_packed_command(command, *args, **kwargs)
-                else:
-                    async with asyncio.timeout(timeout_s):
+                with _OwnTimer(self) as timeout_s:
+                    if _goes_at_once(self, command):
                         await super().send_packed_command(command, *args, **kwargs)
+                    else:
+                        async with asyncio.timeout(timeout_s):
+                            await super().send_packed_command(command, *args, **kwargs)
             except TimeoutError as error:
                 raise RedisTimeoutError("Redis does not take what is sent") from error
             except RuntimeError as error:
                 if _UVLOOP_CLOSED not in str(error):
                     raise
                 raise RedisConnectionError(str(error)) from error
-            finally:
-                connection.socket_timeout = timeout_s
 
         async def read_response(self, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -194,6 +191,21 @@ def _noticing(base: Any, pool: Pool) -> Any:
                 raise
 
     return Noticing
+
+
+class _OwnTimer:
+    """Takes the timeout of replies away from redis-py, as one timer of ours holds for all of them."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._timeout_s: float | None = connection.socket_timeout
+
+    def __enter__(self) -> float | None:
+        self._connection.socket_timeout = None
+        return self._timeout_s
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.socket_timeout = self._timeout_s
 
 
 def _goes_at_once(connection: Any, command: Any) -> bool:
@@ -224,14 +236,12 @@ class NodePipeline(Pipeline):
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         await self._ask(connection)
         # The replies come together: one timer for all of them.
-        timeout_s, connection.socket_timeout = connection.socket_timeout, None
         try:
-            async with asyncio.timeout(timeout_s):
-                replies = await super()._execute_pipeline(connection, commands, raise_on_error)
+            with _OwnTimer(connection) as timeout_s:
+                async with asyncio.timeout(timeout_s):
+                    replies = await super()._execute_pipeline(connection, commands, raise_on_error)
         except TimeoutError as error:
             raise RedisTimeoutError("Redis does not answer") from error
-        finally:
-            connection.socket_timeout = timeout_s
         await self._replicated(connection, replies)
         return replies
 
