@@ -1,23 +1,27 @@
 """Waiting for the workers when announcements and results go astray."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import fakeredis
 import pytest
 import redis.asyncio
-from arq.constants import job_key_prefix
+from arq.constants import in_progress_key_prefix, job_key_prefix
 
 from tokentape_api.collect import Collector
 from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.errors import (
     AssemblyFailed,
     DeadlineExceeded,
+    InternalError,
     QueueFull,
     ReplayBroken,
     StoreUnavailable,
+    TokentapeError,
 )
 from tokentape_contracts.jobs import AssembleJob, JobResult, StoredResult
+from tokentape_core.store import connect
 
 JOB = AssembleJob("sid", "1-0", "digest", 1, None, None)
 JOB_KEY = job_key_prefix + JOB.job_id
@@ -54,15 +58,15 @@ async def store(worker: redis.asyncio.Redis, result: JobResult = RESULT) -> None
     await worker.hset(keys.samples("sid", "digest"), mapping={name: bytes(v) for name, v in result.to_hash()})
 
 
-async def announce(worker: redis.asyncio.Redis, outcome: str, detail: str = "") -> None:
+async def announce(worker: redis.asyncio.Redis, outcome: str, detail: str = "", **code: str) -> None:
     for api_id, _ in await worker.zrange(keys.waiters("sid", "digest"), 0, -1, withscores=True):
-        fields = {"session": "sid", "request": "digest", "outcome": outcome, "detail": detail}
+        fields = {"session": "sid", "request": "digest", "outcome": outcome, "detail": detail, **code}
         await worker.xadd(keys.replies(api_id.decode()), fields)
 
 
-async def until_queued(worker: redis.asyncio.Redis) -> None:
+async def until_queued(worker: redis.asyncio.Redis, jobs: int = 1) -> None:
     async with asyncio.timeout(5):
-        while not await worker.zcard(keys.QUEUE):
+        while await worker.zcard(keys.QUEUE) < jobs:
             await asyncio.sleep(0.005)
 
 
@@ -157,12 +161,24 @@ async def test_announced_but_gone(
     assert looks <= 5
 
 
-async def test_failed_job(collector: Collector, worker: redis.asyncio.Redis) -> None:
-    """A dead child process is reported with its reason."""
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ({"code": "assembly_failed"}, AssemblyFailed),
+        ({"code": "store_unavailable"}, StoreUnavailable),
+        ({"code": "internal_error"}, InternalError),
+        ({"code": "of a newer version"}, AssemblyFailed),
+        ({}, AssemblyFailed),
+    ],
+)
+async def test_failed_job(
+    collector: Collector, worker: redis.asyncio.Redis, code: dict[str, str], error: type[TokentapeError]
+) -> None:
+    """A failure comes with its code and its reason; a worker of an earlier version names no code."""
     waiting = asyncio.create_task(collector.collect(JOB, 5))
     await until_queued(worker)
-    await announce(worker, "failed", "was killed by SIGKILL")
-    with pytest.raises(AssemblyFailed, match="SIGKILL"):
+    await announce(worker, "failed", "was killed by SIGKILL", **code)
+    with pytest.raises(error, match="SIGKILL"):
         await waiting
 
 
@@ -270,6 +286,65 @@ async def test_a_deadline_says_at_which_stage(collector: Collector, worker: redi
     await worker.set(f"arq:in-progress:{JOB.job_id}", b"1")
     with pytest.raises(DeadlineExceeded, match="still assembling"):
         await collector.collect(JOB, 0.2)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_job_that_nobody_waits_for_leaves_the_queue(
+    collector: Collector, worker: redis.asyncio.Redis, is_cancelled: bool
+) -> None:
+    """Else those who gave up would fill the queue. A job that runs, or that others wait for, stays."""
+
+    async def ask_and_leave() -> None:
+        waiting = asyncio.create_task(collector.collect(JOB, 5 if is_cancelled else 0.1))
+        await until_queued(worker)
+        if is_cancelled:
+            waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    await ask_and_leave()
+    assert (await worker.zcard(keys.QUEUE), await worker.exists(JOB_KEY)) == (0, 0)
+    waiters = keys.waiters(JOB.session_id, JOB.request)
+    await worker.zadd(waiters, {"another process": time.time() + 60})
+    await ask_and_leave()
+    assert (await worker.zcard(keys.QUEUE), await worker.exists(JOB_KEY)) == (1, 1)
+    await worker.delete(waiters)
+    await worker.set(in_progress_key_prefix + JOB.job_id, b"1")
+    await ask_and_leave()
+    assert (await worker.zcard(keys.QUEUE), await worker.exists(JOB_KEY)) == (1, 1)
+
+
+async def test_a_job_that_left_comes_again(collector: Collector, worker: redis.asyncio.Redis) -> None:
+    """Who begins to wait just when another one leaves looks again, and enqueues what is gone."""
+    waiting = asyncio.create_task(collector.collect(JOB, 10))
+    await until_queued(worker)
+    await worker.delete(keys.QUEUE, JOB_KEY)
+    await until_queued(worker)
+    assert await worker.exists(JOB_KEY)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+
+async def test_the_deadline_holds_while_redis_is_silent() -> None:
+    """A collect ends in its time, and says what used it up, although commands are tried for longer."""
+
+    ended = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    clients = [connect(f"redis://127.0.0.1:{port}") for _ in range(3)]
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s: Redis does not answer"):
+        await Collector(*clients).collect(JOB, 0.5)
+    assert time.monotonic() - began < 0.5 + 1.0
+    for client in clients:
+        await client.aclose()
+    ended.set()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_client_that_is_gone_waits_no_more(collector: Collector, worker: redis.asyncio.Redis) -> None:

@@ -6,12 +6,13 @@ from dataclasses import replace
 import orjson
 import pytest
 import redis.asyncio
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.asyncio.client import Pipeline
+from redis.exceptions import ResponseError
 
 from tests.assembler.support import SID, Api, job, record, turn
 from tokentape_assembler.child import Child
 from tokentape_contracts import keys, limits
-from tokentape_contracts.errors import PrefixBroken
+from tokentape_contracts.errors import PrefixBroken, StoreUnavailable
 from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.state import turn_id
 
@@ -29,7 +30,7 @@ async def test_a_result_is_stored_for_a_while(fake: redis.asyncio.Redis) -> None
     api = Api(fake)
     asked = job(await record(api.store, turns=2))
     answer = await Child(fake, _text).answer(_line(asked))
-    assert (answer["outcome"], answer["detail"]) == ("stored", "")
+    assert (answer["outcome"], answer["code"]) == ("stored", "")
     result = await api.result(asked)
     assert result is not None
     assert result.timing_ms == answer["timing_ms"]
@@ -65,7 +66,7 @@ async def test_a_refusal_is_stored(fake: redis.asyncio.Redis) -> None:
     await api.store.append(SID, 2, turn(2, 4, [1, 2, 3], [4]))
     asked = job(turn_id(2))
     answer = await Child(fake, _text).answer(_line(asked))
-    assert (answer["outcome"], answer["detail"]) == ("stored", "prefix_broken")
+    assert (answer["outcome"], answer["code"]) == ("stored", "prefix_broken")
     result = await api.result(asked)
     assert result is not None
     assert isinstance(result.error, PrefixBroken)
@@ -77,16 +78,27 @@ async def test_what_a_newer_worker_can_read_is_not_kept(fake: redis.asyncio.Redi
     await fake.xadd(keys.events(SID), {"type": "turn.recorded", "v": "99"}, id="2-0")
     asked = replace(asked, tail=turn_id(2))
     answer = await Child(fake, _text).answer(_line(asked))
-    assert (answer["outcome"], answer["detail"]) == ("stored", "event_unsupported")
+    assert (answer["outcome"], answer["code"]) == ("stored", "event_unsupported")
     assert limits.WAIT_SLICE_S <= await fake.ttl(keys.samples(SID, asked.request)) <= 3
     assert not await fake.exists(keys.audit(SID))
 
 
-@pytest.mark.parametrize("error", [MemoryError(), KeyError("x"), RedisConnectionError("away")])
+@pytest.mark.parametrize(
+    ("error", "code", "detail"),
+    [
+        (MemoryError(), "assembly_failed", "the child process had too little memory"),
+        (KeyError("x"), "internal_error", "a defect of Tokentape in a worker: KeyError: 'x'"),
+        (StoreUnavailable("away"), "store_unavailable", "away"),
+    ],
+)
 async def test_what_is_no_outcome(
-    fake: redis.asyncio.Redis, capfd: pytest.CaptureFixture[str], error: Exception
+    fake: redis.asyncio.Redis,
+    capfd: pytest.CaptureFixture[str],
+    error: Exception,
+    code: str,
+    detail: str,
 ) -> None:
-    """Any other exception is a failure with its text; nothing is stored, and the next job is taken."""
+    """Any other exception is a failure that says whose fault it is; nothing is stored, the next job comes."""
 
     def fail(ids: object) -> str:
         raise error
@@ -94,10 +106,27 @@ async def test_what_is_no_outcome(
     api = Api(fake)
     asked = job(await record(api.store, turns=1))
     answer = await Child(fake, fail).answer(_line(asked))
-    assert answer["outcome"] == "failed"
-    assert answer["detail"].startswith(type(error).__name__)
+    assert (answer["outcome"], answer["code"], answer["detail"]) == ("failed", code, detail)
     assert await api.result(asked) is None
     assert type(error).__name__ in capfd.readouterr().err
+
+
+async def test_a_redis_that_takes_no_result(
+    fake: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused write is the operator's to mend, no defect; and it leaves nothing."""
+
+    async def refuse(*_: object) -> None:
+        raise ResponseError("MISCONF Redis cannot persist")
+
+    api = Api(fake)
+    asked = job(await record(api.store, turns=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "execute", refuse)
+        answer = await Child(fake, _text).answer(_line(asked))
+    assert (answer["outcome"], answer["code"]) == ("failed", "store_unavailable")
+    assert answer["detail"] == "Redis refuses the command: MISCONF Redis cannot persist"
+    assert await api.result(asked) is None
 
 
 async def test_an_answer_stays_short(fake: redis.asyncio.Redis, capfd: pytest.CaptureFixture[str]) -> None:

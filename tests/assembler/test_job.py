@@ -18,7 +18,7 @@ from tokentape_contracts.jobs import AssembleJob, JobResult
 
 ASKED = job("1-0")
 FIRST: dict[str, Any] = {"job_id": ASKED.job_id, "job_try": 1, RELEASE: lambda _: None}
-STORED = {"session": SID, "request": ASKED.request, "outcome": "stored", "detail": ""}
+STORED = {"session": SID, "request": ASKED.request, "outcome": "stored", "code": "", "detail": ""}
 
 
 class Stub:
@@ -39,7 +39,7 @@ class Stub:
             raise
         if self._does is not None:
             return self._does()
-        return orjson.dumps({"outcome": "stored", "detail": "", "timing_ms": {"fold": 1.0}})
+        return orjson.dumps({"outcome": "stored", "code": "", "detail": "", "timing_ms": {"fold": 1.0}})
 
 
 async def _wait(client: redis.asyncio.Redis, api_id: str, deadline_s: float) -> Api:
@@ -60,7 +60,7 @@ async def test_every_waiter_hears(fake: redis.asyncio.Redis) -> None:
 async def test_the_child_says_who_waited_when_it_stored_the_result(fake: redis.asyncio.Redis) -> None:
     """Who registered later has found the result: nobody else needs to hear of it."""
     await _wait(fake, "api-1", 60)
-    answer = {"outcome": "stored", "detail": "", "timing_ms": {}, "waiters": ["api-1", "api-2"]}
+    answer = {"outcome": "stored", "code": "", "detail": "", "timing_ms": {}, "waiters": ["api-1", "api-2"]}
     run = asyncio.create_task(
         JobRunner(fake, fake, Stub(lambda: orjson.dumps(answer), takes_s=0.1)).run(FIRST, ASKED.to_json())
     )
@@ -137,8 +137,30 @@ async def test_a_child_that_dies(fake: redis.asyncio.Redis) -> None:
     api = await _wait(fake, "api-1", 60)
     await JobRunner(fake, fake, Stub(die)).run(FIRST, ASKED.to_json())
     heard = await api.heard()
-    assert (heard["outcome"], heard["detail"]) == ("failed", "the child process was killed by SIGKILL")
+    assert (heard["outcome"], heard["code"]) == ("failed", "assembly_failed")
+    assert heard["detail"] == "the child process was killed by SIGKILL"
     assert await api.result(ASKED) is None
+
+
+async def test_a_child_that_dies_when_all_is_done(fake: redis.asyncio.Redis) -> None:
+    """A result that was stored before its child died is one: the waiters are told so."""
+
+    def store_and_die() -> bytes:
+        raise ChildDied("the child process was killed by SIGKILL")
+
+    class Late(Stub):
+        async def run(self, message: bytes, timeout_s: float) -> bytes:
+            await fake.hset(keys.samples(SID, ASKED.request), mapping=fields)  # type: ignore[misc]
+            return await super().run(message, timeout_s)
+
+    fields = {name: bytes(value) for name, value in JobResult(b"payload", "digest", {}).to_hash()}
+    api = await _wait(fake, "api-1", 60)
+    await JobRunner(fake, fake, Late(store_and_die)).run(FIRST, ASKED.to_json())
+    heard = await api.heard()
+    assert (heard["outcome"], heard["code"]) == ("stored", "")
+    result = await api.result(ASKED)
+    assert result is not None
+    assert result.payload == b"payload"
 
 
 async def test_a_job_that_kills_its_workers(fake: redis.asyncio.Redis) -> None:
@@ -151,5 +173,6 @@ async def test_a_job_that_kills_its_workers(fake: redis.asyncio.Redis) -> None:
         "session": SID,
         "request": ASKED.request,
         "outcome": "failed",
+        "code": "assembly_failed",
         "detail": f"{limits.JOB_TRIES} workers ended while they ran this job",
     }

@@ -58,7 +58,7 @@ async def test_a_deadline_frees_the_worker(start_worker: Start, api: Api) -> Non
     child = worker.child
     child.suspend()
     await api.ask(asked, deadline_s=0.5)
-    await until(lambda: not child.is_running(), timeout_s=2.5)
+    await until(lambda: not child.is_running(), timeout_s=0.5 + 1.0)
     await until(lambda: "dropped" in [line["outcome"] for line in worker.jobs])
     assert await api.result(asked) is None
     await api.ask_anew(asked)

@@ -2,12 +2,15 @@
 
 import asyncio
 import hashlib
+import json
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.support.scripted import ScriptedEngine
+from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.samples import decode_samples
 from tokentape_core.store import connect
 from tokentape_driver import RolloutSample, TokentapeClient
@@ -160,7 +163,7 @@ async def test_a_client_that_goes_away_holds_no_worker(
     redis = connect(system.redis_url)
     pattern = f"tt:{{{session.rpartition('/')[2]}}}:waiters:*"
     async with asyncio.timeout(5):
-        while [key async for key in redis.scan_iter(pattern)]:
+        while [key async for key in redis.scan_iter(pattern)] or await redis.zcard(keys.QUEUE):
             await asyncio.sleep(0.05)
     await redis.aclose()
     await asyncio.to_thread(system.assembler, "--workers", "2")
@@ -181,3 +184,26 @@ async def test_delete_while_a_collect_waits(
     reply = await collect
     assert reply.status_code == 200
     assert len(decode_samples(reply.content).samples[0]["metadata"]["lifecycle"]) == 2
+
+
+async def test_a_body_that_is_cut_off(urls: list[str], client: httpx.AsyncClient, system: Any) -> None:
+    """A result that is lost while it is sent ends the connection early, and counts as what it is."""
+    session = await open_session(client, urls[0])
+    await dialogue(client, session, 1)
+    whole = await client.post(f"{session}/samples")
+    redis = connect(system.redis_url)
+    ((key, head),) = [
+        (key, orjson.loads(await redis.hget(key, jobs.HEAD)))
+        async for key in redis.scan_iter(f"tt:{{{session.rpartition('/')[2]}}}:samples:*")
+    ]
+    missing = {**head, "size": limits.STORE_VALUE_BYTES + 1, "parts": 2}
+    await redis.hset(key, jobs.HEAD, orjson.dumps(missing))
+    await redis.aclose()
+    short = f"received {len(whole.content)} bytes, expected {missing['size']}"
+    with pytest.raises(httpx.RemoteProtocolError, match=short):
+        await client.post(f"{session}/samples")
+    counted = (await client.get(f"{urls[0]}/metrics")).text.splitlines()
+    assert 'tokentape_api_errors_total{code="store_unavailable"} 1.0' in counted
+    assert 'tokentape_api_errors_total{code="internal_error"} 0.0' in counted
+    lines = [line for line in system.started[0].output().splitlines() if "store_unavailable" in line]
+    assert [json.loads(line)["level"] for line in lines] == ["warning"]

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import redis.asyncio
 from arq.constants import in_progress_key_prefix, job_key_prefix
@@ -19,7 +19,14 @@ from arq.jobs import serialize_job
 from redis.exceptions import RedisError
 
 from tokentape_contracts import jobs, keys, limits
-from tokentape_contracts.errors import AssemblyFailed, DeadlineExceeded, QueueFull, StoreUnavailable
+from tokentape_contracts.errors import (
+    BY_CODE,
+    AssemblyFailed,
+    DeadlineExceeded,
+    QueueFull,
+    StoreUnavailable,
+    TokentapeError,
+)
 from tokentape_contracts.jobs import AssembleJob, StoredResult
 from tokentape_core.store import redis_errors
 
@@ -28,6 +35,8 @@ log = logging.getLogger(__name__)
 _READ_BLOCK_MS = 2_000
 _READ_PAUSE_S = 0.2
 _WAITERS_EXTRA_S = 60
+_LEAVE_S = 0.5
+"""A Redis that is away must not keep a request that has nothing to wait for any more."""
 
 
 class Collector:
@@ -49,7 +58,7 @@ class Collector:
         self._reader = reader
         self._data = data
         self._api_id = uuid.uuid4().hex
-        self._waiting: dict[tuple[str, str], set[asyncio.Future[str | None]]] = {}
+        self._waiting: dict[tuple[str, str], set[asyncio.Future[TokentapeError | None]]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -74,15 +83,23 @@ class Collector:
             deadline_s: seconds from now.
 
         Raises:
-            DeadlineExceeded: no result in time, and at which stage; a worker that reaches the job later drops
-                it. A request that is cancelled, because its client is gone, frees the worker too.
+            DeadlineExceeded: no result in time, and at which stage. Like a request that is cancelled, because
+                its client is gone, it frees the worker or the job's place in the queue.
             QueueFull: too many jobs wait already.
+            StoreUnavailable: Redis fails, here or at the worker.
             AssemblyFailed: the worker's child process died; nothing was stored.
+            InternalError: the assembly met a defect of ours.
         """
         try:
-            return await self._collect(job, deadline_s)
+            async with asyncio.timeout(deadline_s) as deadline:
+                return await self._collect(job, deadline_s)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            stage = await self._leave(job)
+            raise DeadlineExceeded(f"the samples were not ready within {deadline_s:.3g} s: {stage}") from None
         except asyncio.CancelledError:
-            await self._give_up(job)
+            await self._leave(job)
             raise
 
     async def _collect(self, job: AssembleJob, deadline_s: float) -> StoredResult:
@@ -90,47 +107,62 @@ class Collector:
         end = now() + deadline_s
         while True:
             with self._announcement(job) as announced:
+                left_s = end - now()
                 result, (queued, is_queued) = await asyncio.gather(
-                    self._look(job, time.time() + end - now()), self._look_at_queue(job, end - now())
+                    self._look(job, time.time() + left_s), self._look_at_queue(job, left_s)
                 )
                 if result is not None:
                     return result
-                left = end - now()
                 if not is_queued:
                     if queued >= limits.QUEUE_DEPTH:
                         raise QueueFull(f"{queued} collects wait for a worker already")
-                    await enqueue(self._queue, job, left)
-                await asyncio.wait({announced}, timeout=max(0.0, min(limits.WAIT_SLICE_S, left)))
+                    await enqueue(self._queue, job, left_s)
+                await asyncio.wait({announced}, timeout=limits.WAIT_SLICE_S)
                 if announced.done():
                     if (failure := announced.result()) is not None:
-                        raise AssemblyFailed(failure)
+                        raise failure
                     if (result := await self._result(job)) is not None:
                         return result
-            if left <= 0:
-                stage = await self._stage(job)
-                raise DeadlineExceeded(f"the samples were not ready within {deadline_s:g} s: {stage}")
 
-    async def _stage(self, job: AssembleJob) -> str:
-        """What used up the time."""
-        with redis_errors():
-            pipe = self._queue.pipeline(transaction=False)
-            pipe.exists(in_progress_key_prefix + job.job_id)
-            pipe.zcard(keys.QUEUE)
-            is_running, queued = await pipe.execute()
+    async def _leave(self, job: AssembleJob) -> str:
+        """Gives up what nobody waits for any more, and says what used up the time.
+
+        The worker that has the job notices within `limits.WAIT_SLICE_S`. A job that no worker has gives its
+        place in the queue to another; who begins to wait for it at this moment enqueues it again.
+        """
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                with redis_errors():
+                    is_running, queued = await self._left(job)
+        except (StoreUnavailable, TimeoutError):
+            return "Redis does not answer"
         if is_running:
             return "a worker was still assembling them"
         return f"no worker had taken the job, one of {queued} that wait or run; are there enough workers?"
 
-    async def _give_up(self, job: AssembleJob) -> None:
-        """Lets the worker know that this process does not wait any more, unless another request does."""
+    async def _left(self, job: AssembleJob) -> tuple[bool, int]:
+        """Whether the job runs, and how many wait or run."""
+        pipe = self._queue.pipeline(transaction=False)
+        pipe.exists(in_progress_key_prefix + job.job_id)
+        pipe.zcard(keys.QUEUE)
+        is_running, queued = await pipe.execute()
         if (job.session_id, job.request) not in self._waiting:
-            with contextlib.suppress(RedisError, OSError):
-                await self._data.zrem(keys.waiters(job.session_id, job.request), self._api_id)
+            waiters = keys.waiters(job.session_id, job.request)
+            pipe = self._data.pipeline(transaction=True)
+            pipe.zrem(waiters, self._api_id)
+            pipe.zcount(waiters, f"({time.time()}", "+inf")
+            _, others = await pipe.execute()
+            if not others and not is_running:
+                pipe = self._queue.pipeline(transaction=True)
+                pipe.zrem(keys.QUEUE, job.job_id)
+                pipe.delete(job_key_prefix + job.job_id)
+                await pipe.execute()
+        return bool(is_running), queued
 
     @contextlib.contextmanager
-    def _announcement(self, job: AssembleJob) -> Iterator[asyncio.Future[str | None]]:
+    def _announcement(self, job: AssembleJob) -> Iterator[asyncio.Future[TokentapeError | None]]:
         """The next announcement of this job: None for a stored result, else why there is none."""
-        announced: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        announced: asyncio.Future[TokentapeError | None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault((job.session_id, job.request), set())
         waiting.add(announced)
         try:
@@ -212,10 +244,9 @@ class Collector:
 
     def _announce(self, fields: dict[bytes, bytes]) -> None:
         key = fields[b"session"].decode(), fields[b"request"].decode()
-        failure = fields[b"detail"].decode() if fields[b"outcome"] == b"failed" else None
         for announced in self._waiting.get(key, ()):
             if not announced.done():
-                announced.set_result(failure)
+                announced.set_result(_failure(fields))
 
 
 async def enqueue(queue: redis.asyncio.Redis, job: AssembleJob, left_s: float) -> bool:
@@ -236,6 +267,13 @@ async def enqueue(queue: redis.asyncio.Redis, job: AssembleJob, left_s: float) -
     with redis_errors():
         _, added, *_ = await pipe.execute()
     return bool(added)
+
+
+def _failure(fields: Mapping[bytes, bytes]) -> TokentapeError | None:
+    """Why there is no result, if there is none; an older worker names no code."""
+    if fields[b"outcome"] != b"failed":
+        return None
+    return BY_CODE.get(fields.get(b"code", b"").decode(), AssemblyFailed)(fields[b"detail"].decode())
 
 
 def _job_ms(left_s: float) -> int:

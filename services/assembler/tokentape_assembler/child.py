@@ -3,7 +3,7 @@
     parent → child    what it needs of the settings (`run.serve`)    once
     child → parent    {"ready": true} or {"error": why}         once
     parent → child    a job (`AssembleJob.to_json`)             any number of times, one at a time
-    child → parent    {"outcome": …, "detail": …, "timing_ms": …, "counts": …, "waiters": …}
+    child → parent    {"outcome": …, "code": …, "detail": …, "timing_ms": …, "counts": …, "waiters": …}
 
 Every line is one JSON object. The child has its own connection to Redis and stores the result itself: bytes
 of a session never pass through the worker's event loop.
@@ -33,7 +33,13 @@ from tokentape_assembler.toolchain import assembled_by, load_toolchain
 from tokentape_assembler.waiters import in_time
 from tokentape_contracts import audit, keys, limits
 from tokentape_contracts.audit import AssembledBy, SamplesAssembled
-from tokentape_contracts.errors import EventUnsupported, SessionNotFound
+from tokentape_contracts.errors import (
+    AssemblyFailed,
+    EventUnsupported,
+    InternalError,
+    SessionNotFound,
+    TokentapeError,
+)
 from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
@@ -63,18 +69,21 @@ class Child:
         self._by = by or assembled_by(hooks, renderer)
 
     async def answer(self, line: bytes) -> dict[str, Any]:
-        """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none."""
+        """Does the job and stores its result; `outcome` is `stored`, or `failed` if there is none.
+
+        `code` is that of the error, stored or not.
+        """
         try:
             job = AssembleJob.from_json(orjson.loads(line))
             result = await outcome_of(job, self._store, self._decode, self._hooks, self._renderer)
             waiters = await self._save(job, result)
         except Exception as error:  # whatever it is, the waiting driver must hear of it
             traceback.print_exc()
-            return {"outcome": "failed", "detail": _describe(error), "timing_ms": {}, "counts": {}}
-        detail = result.error.code if result.error else ""
+            return {"outcome": "failed", "timing_ms": {}, "counts": {}, **_failure(error)}
         return {
             "outcome": "stored",
-            "detail": detail,
+            "code": result.error.code if result.error else "",
+            "detail": "",
             "timing_ms": result.timing_ms,
             "counts": result.counts.to_json(),
             "waiters": waiters,
@@ -172,6 +181,16 @@ def _send(channel: int, message: Mapping[str, Any]) -> None:
     # Far below the size of a pipe's buffer, so one write takes it all. A broken pipe ends stdin as well.
     with contextlib.suppress(BrokenPipeError):
         os.write(channel, orjson.dumps(message) + b"\n")
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """Whose fault it is: Redis's, the machine's, or ours."""
+    match error:
+        case TokentapeError():
+            return {"code": error.code, "detail": error.detail[:_DETAIL_CHARS]}
+        case MemoryError():
+            return {"code": AssemblyFailed.code, "detail": "the child process had too little memory"}
+    return {"code": InternalError.code, "detail": f"a defect of Tokentape in a worker: {_describe(error)}"}
 
 
 def _describe(error: Exception) -> str:

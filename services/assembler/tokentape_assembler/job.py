@@ -15,6 +15,7 @@ from tokentape_assembler.telemetry import Telemetry
 from tokentape_assembler.waiters import in_time
 from tokentape_assembler.worker import RELEASE
 from tokentape_contracts import keys, limits
+from tokentape_contracts.errors import AssemblyFailed
 from tokentape_contracts.jobs import AssembleJob
 
 
@@ -29,7 +30,8 @@ class Outcome:
     """How a job ended: `stored` (the result key holds samples or an error), `failed` or `dropped`.
 
     Attributes:
-        detail: of a stored error its code; of a failure the reason.
+        code: of an error, stored or not.
+        detail: of a failure the reason.
         timing_ms: stage → milliseconds.
         counts: what the assembly counted.
         waiters: the API processes that waited when the result was stored, or found stored: who comes later
@@ -37,13 +39,14 @@ class Outcome:
     """
 
     name: str
+    code: str = ""
     detail: str = ""
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     waiters: Iterable[str] | None = None
 
 
-DROPPED: Final = Outcome("dropped", "nobody waits for it any more")
+DROPPED: Final = Outcome("dropped", detail="nobody waits for it any more")
 
 
 class JobRunner:
@@ -81,21 +84,30 @@ class JobRunner:
             ctx[RELEASE](ctx["job_id"])
             if outcome is not DROPPED:
                 await self._announce(job, outcome)
-            self._telemetry.ended(outcome.name, outcome.detail, outcome.timing_ms, outcome.counts)
+            self._telemetry.ended(
+                outcome.name, outcome.code, outcome.detail, outcome.timing_ms, outcome.counts
+            )
 
     async def _outcome(self, job: AssembleJob, job_try: int) -> Outcome:
+        is_stored, waiters = await self._look(job)
+        if not is_stored:
+            if job_try > limits.JOB_TRIES:
+                return _failed(f"{limits.JOB_TRIES} workers ended while they ran this job")
+            try:
+                return await self._assemble(job, waiters)
+            except ExecutorError as error:
+                is_stored, waiters = await self._look(job)  # that may have been its last deed
+                if not is_stored:
+                    return _failed(str(error))
+        return Outcome("stored", detail="by an earlier run", waiters=[key.decode() for key in waiters])
+
+    async def _look(self, job: AssembleJob) -> tuple[bool, dict[bytes, float]]:
+        """Whether the result is stored, and who waits for it (`_waiters`)."""
         pipe = self._data.pipeline(transaction=False)
         pipe.exists(keys.samples(job.session_id, job.request))
         pipe.zrangebyscore(*in_time(job), withscores=True)
         is_stored, rows = await pipe.execute()
-        if is_stored:
-            return Outcome("stored", "by an earlier run", waiters=[api_id.decode() for api_id, _ in rows])
-        if job_try > limits.JOB_TRIES:
-            return Outcome("failed", f"{limits.JOB_TRIES} workers ended while they ran this job")
-        try:
-            return await self._assemble(job, dict(rows))
-        except ExecutorError as error:
-            return Outcome("failed", str(error))
+        return bool(is_stored), dict(rows)
 
     async def _assemble(self, job: AssembleJob, waiters: Mapping[bytes, float]) -> Outcome:
         """Runs the assembly for as long as somebody waits for it.
@@ -129,6 +141,7 @@ class JobRunner:
             b"session": job.session_id,
             b"request": job.request,
             b"outcome": outcome.name,
+            b"code": outcome.code,
             b"detail": outcome.detail,
         }
         waiters = outcome.waiters
@@ -145,7 +158,16 @@ class JobRunner:
 def _read(answer: bytes) -> Outcome:
     """The child's answer."""
     fields = orjson.loads(answer)
-    counts = Counts.from_json(fields.get("counts", {}))
     return Outcome(
-        fields["outcome"], fields["detail"], fields["timing_ms"], counts, waiters=fields.get("waiters")
+        fields["outcome"],
+        fields["code"],
+        fields["detail"],
+        fields["timing_ms"],
+        Counts.from_json(fields.get("counts", {})),
+        fields.get("waiters"),
     )
+
+
+def _failed(reason: str) -> Outcome:
+    """The child is gone, and with it whatever it had done of the job."""
+    return Outcome("failed", AssemblyFailed.code, reason)

@@ -121,18 +121,21 @@ class Telemetry:
                 self._jobs[line["outcome"]].inc()
                 self._job_seconds.observe(time.perf_counter() - began)
 
-    def ended(self, outcome: str, detail: str, timing_ms: Mapping[str, float], counts: Counts) -> None:
+    def ended(
+        self, outcome: str, code: str, detail: str, timing_ms: Mapping[str, float], counts: Counts
+    ) -> None:
         """Says, inside of `job`, how it ended.
 
         Args:
-            detail: of a stored error its code, of a failure the reason.
+            code: of an error, stored or not.
+            detail: of a failure the reason.
         """
-        code = detail if detail in self._refusals else ""
-        logs.note(outcome=outcome, stages=timing_ms, **({"code": code} if code else {"detail": detail}))
+        said = {"code": code, "detail": detail}
+        logs.note(outcome=outcome, stages=timing_ms, **{name: text for name, text in said.items() if text})
         self.tracing.annotate(outcome=outcome, code=code, **timing_ms)
         for stage, ms in timing_ms.items():
             self._stage_seconds[stage].observe(ms / 1000)
-        if code:
+        if outcome == "stored" and code:
             self._refusals[code].inc()
         for status, count in counts.samples.items():
             self._samples[status].inc(count)

@@ -1,5 +1,6 @@
 """`POST /sessions/{sid}/samples`: one request, one binary reply."""
 
+import asyncio
 import time
 from typing import Final
 
@@ -10,7 +11,7 @@ from tokentape_api.bodies import read_body
 from tokentape_api.connected import while_connected
 from tokentape_api.services import Services
 from tokentape_contracts import limits
-from tokentape_contracts.errors import SessionDeleted, SessionNotFound
+from tokentape_contracts.errors import DeadlineExceeded, SessionDeleted, SessionNotFound
 from tokentape_contracts.events import SEALED_ID
 from tokentape_contracts.http import (
     ACCEPT_CONTRACT_HEADER,
@@ -50,7 +51,12 @@ async def collect_samples(request: Request) -> Response:
 async def _collect(services: Services, session_id: str, request: Request) -> tuple[AssembleJob, StoredResult]:
     contract = choose_contract(request.headers.get(ACCEPT_CONTRACT_HEADER), SUPPORTED_CONTRACTS)
     wanted = SamplesRequest.parse(await read_body(request, limits.SMALL_BODY_BYTES))
-    tail = await services.store.tail(session_id)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(wanted.deadline_s):
+            tail = await services.store.tail(session_id)
+    except TimeoutError:
+        raise DeadlineExceeded(f"Redis did not answer within {wanted.deadline_s:g} s") from None
     if tail is None:
         raise SessionNotFound("there is no such session")
     if tail == SEALED_ID:
@@ -64,7 +70,8 @@ async def _collect(services: Services, session_id: str, request: Request) -> tup
         metadata=wanted.metadata,
         trace=services.telemetry.tracing.headers() or None,
     )
-    result = await while_connected(request, services.collector.collect(job, wanted.deadline_s))
+    left_s = began + wanted.deadline_s - time.monotonic()
+    result = await while_connected(request, services.collector.collect(job, left_s))
     if result.error is not None:
         raise result.error
     return job, result
