@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokentape_api.telemetry import OTHER_ROUTE, Telemetry
 from tokentape_contracts import limits
-from tokentape_contracts.errors import InternalError
+from tokentape_contracts.errors import InternalError, TokentapeError
 from tokentape_core import logs
 
 log = logging.getLogger("tokentape.api")
@@ -30,12 +30,12 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500
+        status, has_begun, is_cut = 500, False, False
 
         async def observed(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, has_begun = message["status"], True
             await send(message)
 
         began = time.perf_counter()
@@ -44,10 +44,15 @@ class Observed:
         with logs.canonical(log, "request", **ids) as line:
             try:
                 await self._app(scope, receive, observed)
-            except Exception:
-                # The reply is written further out.
-                line["code"] = InternalError.code
-                raise
+            except Exception as error:
+                # Starlette wraps an error for which it is too late for a reply; the server cuts the body off.
+                if has_begun and isinstance(error.__cause__, TokentapeError):
+                    is_cut = True
+                    line["code"] = error.__cause__.code
+                else:
+                    # The reply is written further out.
+                    line["code"] = InternalError.code
+                    raise
             finally:
                 route = scope["route"].name if "route" in scope else OTHER_ROUTE
                 self._telemetry.requests[route, f"{min(max(status // 100, 2), 5)}xx"].inc()
@@ -58,7 +63,7 @@ class Observed:
                 caller = scope.get("state", {}).get("caller")
                 if caller is not None and caller.name:
                     line["caller"] = caller.name
-                if status >= 500:
+                if status >= 500 or is_cut:
                     line["level"] = logging.WARNING
                 elif route in _QUIET:
                     line["level"] = logging.DEBUG
