@@ -322,6 +322,21 @@ async def test_an_error_that_quotes_the_url_is_told_without_its_password(
     assert "cret" not in caplog.text + "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize(
+    "url", ["simplecache::s3://me:s3cret@host/x", "s3://s3cret@host/x", "s3://me:s3cret/+@host/x"]
+)
+def test_credentials_stand_anywhere_before_the_host(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chained URL, a token without a user, and a password that should have been percent-encoded."""
+
+    def fail(*_: object) -> None:
+        raise OSError(f"cannot open {url}")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", fail)
+    with pytest.raises(ArchiveError, match="cannot open s") as caught:
+        Archive(url)
+    assert "cret" not in str(caught.value)
+
+
 @pytest.mark.slow
 async def test_a_worker_process_archives(
     server: Server, client: redis.asyncio.Redis, tokenizer: Path, tmp_path: Path

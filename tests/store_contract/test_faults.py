@@ -4,20 +4,23 @@ import asyncio
 import os
 import random
 import signal
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from tests.support.proxy import BreakingProxy
 from tests.support.sessions import opened, sealed, turn
 from tokentape_cli.embedded import EmbeddedValkey
-from tokentape_contracts import limits
+from tokentape_contracts import keys, limits
 from tokentape_contracts.errors import SessionNotFound, StoreUnavailable
 from tokentape_contracts.events import OPENED_ID, SEALED_ID
 from tokentape_core.domain.state import fold
-from tokentape_core.store import RedisStore, connect
+from tokentape_core.store import RedisStore, connect, redis_errors
 
 BOUND_S = 5.0
 """Far above the shortened retry time of these tests, far below what a bug would take."""
@@ -50,6 +53,14 @@ def _commands(store: RedisStore, session_id: str) -> dict[str, Callable[[], Awai
         "tail": lambda: store.tail(session_id),
         "ready": store.ready,
     }
+
+
+SECRET = "what the agent said"
+
+
+def _logged(error: BaseException) -> str:
+    """What a log shows of an error with its traceback."""
+    return "".join(traceback.format_exception(error))
 
 
 WRITES = ("open", "append", "seal")
@@ -92,12 +103,78 @@ async def test_a_server_that_refuses_writes_is_unavailable(
 async def test_an_error_does_not_show_the_conversation(
     client: redis.asyncio.Redis, store: RedisStore, session_id: str
 ) -> None:
-    """The detail holds the server's reason, not the refused command, whatever is in that."""
+    """Detail and traceback hold the server's reason, not the refused command, whatever is in that."""
+    await store.open(session_id, opened())
     await client.config_set("min-replicas-to-write", 1)
-    labels = {"secret": "of pipeline caused error: MISCONF"}
+    said = {"role": "user", "content": f"{SECRET} of pipeline caused error: ('MISCONF"}
     with pytest.raises(StoreUnavailable) as caught:
-        await store.open(session_id, opened(labels=labels))
+        await store.append(session_id, 1, turn(messages=[said]), {"routed_experts": b"rows"})
     assert caught.value.detail == "Redis refuses the command: NOREPLICAS Not enough good replicas to write."
+    assert SECRET not in _logged(caught.value)
+
+
+async def test_a_defect_does_not_show_the_conversation(client: redis.asyncio.Redis, session_id: str) -> None:
+    """What nobody foresaw is logged with its traceback: the lines of code are there, what was sent is not."""
+    key = keys.events(session_id)
+    await client.set(key, b"")
+    pipe = client.pipeline(transaction=True)
+    pipe.xadd(key, {"messages": f"{SECRET} of pipeline caused error: ('MISCONF"})
+    with pytest.raises(ResponseError, match=r"^WRONGTYPE ") as caught, redis_errors():
+        await pipe.execute()
+    assert SECRET not in _logged(caught.value)
+    assert "await pipe.execute()" in _logged(caught.value)
+
+
+async def test_a_server_that_quotes_a_command(client: redis.asyncio.Redis) -> None:
+    """Redis quotes the arguments of a command that it does not have; we do not, alone or in a transaction."""
+    pipe = client.pipeline(transaction=True)
+    pipe.execute_command("XADDED", "key", SECRET)
+    with pytest.raises(ResponseError) as queued, redis_errors():
+        await pipe.execute()
+    with pytest.raises(ResponseError) as alone, redis_errors():
+        await client.execute_command("XADDED", "key", SECRET)
+    for caught in (queued, alone):
+        assert str(caught.value) == "unknown command 'XADDED'"
+        assert SECRET not in _logged(caught.value)
+
+
+def test_a_lost_connection_does_not_show_the_conversation() -> None:
+    """Where a transaction met a slot of a cluster that moves, the command stands amid the text."""
+    quoted = f"Command # 1 (XADD key {SECRET}) of pipeline caused error: ('TRYAGAIN Multiple keys',)"
+    with pytest.raises(StoreUnavailable) as caught, redis_errors():
+        raise RedisConnectionError(f"the slot 1 is not settled: {quoted}") from ResponseError(quoted)
+    assert caught.value.detail == "Redis cannot be reached: the slot 1 is not settled: TRYAGAIN Multiple keys"
+    assert SECRET not in _logged(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "right"),
+    [
+        ("open", "xadd"),
+        ("append", "xadd"),
+        ("seal", "zadd"),
+        ("read", "xrange"),
+        ("tail", "xrevrange"),
+        ("ready", "expire"),
+    ],
+)
+async def test_a_right_that_is_missing(
+    server: EmbeddedValkey,
+    client: redis.asyncio.Redis,
+    store: RedisStore,
+    session_id: str,
+    command: str,
+    right: str,
+) -> None:
+    """A user without it is the operator's to mend: unavailable, with the right; in a transaction too."""
+    await store.open(session_id, opened())
+    await store.append(session_id, 1, turn())
+    await client.execute_command("ACL", "SETUSER", "some", "on", ">word", "~*", "+@all", f"-{right}")
+    limited = connect(f"redis://some:word@127.0.0.1:{server.port}/0")
+    reason = f"^Redis refuses the command: NOPERM User some has no permissions to run the '{right}' command$"
+    with pytest.raises(StoreUnavailable, match=reason):
+        await _commands(RedisStore(limited), session_id)[command]()
+    await limited.aclose()
 
 
 async def test_a_reading_process_survives_refused_writes(
@@ -151,11 +228,22 @@ async def test_a_silent_server_is_unavailable_in_time(server: EmbeddedValkey, sh
     await client.aclose()
 
 
-async def test_a_wrong_password_is_not_tried_again(server: EmbeddedValkey) -> None:
-    """What waiting cannot mend fails at once, long before the retry time is over."""
-    client = connect(server.url.replace("redis://:", "redis://:not-"))
+@pytest.mark.parametrize(
+    ("userinfo", "reason"),
+    [
+        (":wrong@", "invalid username-password pair or user is disabled"),
+        ("nobody:wrong@", "invalid username-password pair or user is disabled"),
+        ("", "Authentication required"),
+    ],
+    ids=["wrong password", "unknown user", "no password"],
+)
+async def test_a_wrong_password_is_not_tried_again(
+    server: EmbeddedValkey, userinfo: str, reason: str
+) -> None:
+    """What waiting cannot mend fails at once, long before the retry time is over, and says what is wrong."""
+    client = connect(f"redis://{userinfo}127.0.0.1:{server.port}/0")
     async with asyncio.timeout(limits.STORE_RETRY_S / 2):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match=f"^Redis refuses the login: {reason}"):
             await RedisStore(client).ready()
     await client.aclose()
 

@@ -76,6 +76,7 @@ def test_the_queue_is_where_the_sessions_are() -> None:
     "text",
     [
         f"rediss+cluster://u:{SECRET}@h1:1,h2:2",
+        f"rediss+cluster://{SECRET}@h1:1,h2:2",
         f"redis+sentinel://u:{SECRET}@h1:1,h2:2/main?sentinel_username=u&sentinel_password={SECRET}",
     ],
 )

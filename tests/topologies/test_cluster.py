@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +15,7 @@ from redis.exceptions import ClusterCrossSlotError
 from tests.support.sessions import opened, sealed, turn
 from tests.support.topologies import Cluster, cluster, within
 from tests.topologies.writers import Writers, found, in_slot
+from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_contracts import keys, limits
 from tokentape_contracts.errors import StoreUnavailable
 from tokentape_core.store import MemoryStore, RedisStore, connect
@@ -147,6 +149,17 @@ async def test_a_cluster_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreUnavailable, match="no node of the cluster"):
         await RedisStore(client).tail("a")
     await client.aclose()
+
+
+async def test_a_wrong_password() -> None:
+    """It is told as what it is, and is not tried until the deadline."""
+    with EmbeddedValkey() as node:
+        client = connect(f"redis+cluster://:wrong@127.0.0.1:{node.port}")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="Redis refuses the login: "):
+            await RedisStore(client).tail("a")
+        assert time.monotonic() - began < limits.STORE_RETRY_S / 2
+        await client.aclose()
 
 
 @pytest.mark.parametrize("wait_replicas", [0, 1])

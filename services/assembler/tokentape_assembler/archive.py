@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from threading import Thread
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -44,7 +44,8 @@ class Archive:
     """
 
     def __init__(self, url: str) -> None:
-        user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+        # Not by a parser of URLs: fsspec's may be chained (`simplecache::s3://…`).
+        user, _, password = url.partition("://")[2].rpartition("@")[0].partition(":")
         secret = password or user  # a token stands alone
         self._secrets = {secret, unquote(secret)} - {""}
         try:

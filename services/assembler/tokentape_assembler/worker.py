@@ -6,8 +6,9 @@ What differs from arq's own loop, and why:
   milliseconds. The poll behind it finds what no token announces: the job of a worker that died.
 - *Short leases.* arq's claim on a job lives as long as the job may take; here it lives `LEASE_S` and is
   renewed while the job runs, so that the job of a killed worker runs again after that.
-- *Claims in one round trip*, and only on jobs that nobody holds. No clock is compared: jobs are never
-  deferred, and the clock of the host that enqueued one may be ahead.
+- *Claims in one round trip*, and only on jobs that nobody holds. To take a job no clock is compared: jobs are
+  never deferred, and the clock of the host that enqueued one may be ahead. (Whether somebody still waits for
+  it, the job itself asks by the clock: `waiters`.)
 - *Taken early.* A job that has released its place (`ctx[RELEASE]`) is announced while the next one begins.
 - *Outages.* A Redis that is away stops nothing: the loop goes on when it is back.
 - *Draining.* Once told to stop, it takes no more jobs and ends when the running ones have.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit
 
 from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
 from tokentape_assembler.settings import AssemblerSettings
@@ -23,6 +23,7 @@ from tokentape_core.text.families import FAMILIES
 
 PREFIX: Final = "TOKENTAPE_"
 LOG_FORMATS: Final = ("console", "json")
+_ENCODE: Final = "special characters of a password must be percent-encoded"
 
 
 class UsageError(Exception):
@@ -82,23 +83,31 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _split(text: str) -> SplitResult:
+    try:
+        return urlsplit(text)
+    except ValueError:  # whose text quotes the password too
+        raise ValueError(f"is not a URL; {_ENCODE}") from None
+
+
 def _url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        parts = urlsplit(text)
+        parts = _split(text)
         if parts.scheme not in schemes or not text.partition("://")[2]:
             raise ValueError(f"must be a URL that begins with {' or '.join(f'{s}://' for s in schemes)}")
         try:
             _ = parts.port
         except ValueError:  # whose text quotes what stands there, which may be a part of a password
-            raise ValueError(
-                "its port is no number; special characters of a password must be percent-encoded"
-            ) from None
+            raise ValueError(f"its port is no number; {_ENCODE}") from None
+        if not parts.hostname:
+            raise ValueError("a host is missing")
         return text
 
     return parse
 
 
 def _redis_url(text: str) -> str:
+    _split(text)
     Address.parse(text)
     return text
 
@@ -108,7 +117,7 @@ def _queue_redis_url(text: str) -> str:
 
 
 def _any_url(text: str) -> str:
-    if not urlsplit(text).scheme or not text.partition("://")[2]:
+    if not _split(text).scheme or not text.partition("://")[2]:
         raise ValueError("must be a URL like file:///directory or s3://bucket/directory")
     return text
 
@@ -351,17 +360,17 @@ def assembler_settings(settings: Mapping[str, Setting]) -> AssemblerSettings:
         raise UsageError(str(error)) from error
 
 
-def flags(settings: Mapping[str, Setting], names: Iterable[str]) -> list[str]:
-    """The command line that gives a child process these settings."""
+def environment(settings: Mapping[str, Setting], names: Iterable[str]) -> dict[str, str]:
+    """The variables that give a child process these settings; a command line would show passwords to all."""
     given = [name for name in names if settings[name].value is not None]
-    return [part for name in given for part in (f"--{name}", str(settings[name].value))]
+    return {variable(name): str(settings[name].value) for name in given}
 
 
 def masked(value: Any) -> str:
-    """The value as it may be shown: a URL without its password, wherever that stands."""
+    """The value as it may be shown: a URL without its password, wherever that stands.
+
+    A user without a password may be a token, and is not shown either. All before the last `@` counts as user
+    and password: someone may have forgotten to percent-encode theirs.
+    """
     text = re.sub(r"([?&]\w*password=)[^&]*", r"\1***", "" if value is None else str(value))
-    parts = urlsplit(text)
-    if not parts.password:
-        return text
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+    return re.sub(r"://([^:@/?#]*:(?!@))?.*@", r"://\1***@", text, flags=re.DOTALL)

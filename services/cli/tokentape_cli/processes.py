@@ -1,12 +1,13 @@
 """Child processes of the command: started together, stopped together."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import httpx
@@ -39,10 +40,14 @@ class Processes:
     ) -> None:
         self._stack.close()
 
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Starts `tokentape ARGUMENTS` under a name for messages."""
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Starts `tokentape ARGUMENTS`, with some variables of its own, under a name for messages."""
         command = [sys.executable, "-m", "tokentape_cli", *arguments]
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+        child = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **environment}
+        )
         self._children[name] = child
         self._stack.callback(end, child, _STOP_S)
 

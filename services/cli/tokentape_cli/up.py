@@ -39,8 +39,8 @@ def run(settings: Mapping[str, Setting]) -> int:
 
 def start(processes: Processes, settings: Mapping[str, Setting]) -> None:
     """Starts the worker and the API and waits until the API answers."""
-    processes.start("assembler", ["assembler", *options.flags(settings, (*options.ASSEMBLER, *options.LOGS))])
-    processes.start("api", ["api", *options.flags(settings, (*options.API, *options.LOGS))])
+    for name, names in (("assembler", options.ASSEMBLER), ("api", options.API)):
+        processes.start(name, [name], options.environment(settings, (*names, *options.LOGS)))
     processes.wait_until(lambda: answers(f"{api_url(settings)}/health"), "the API", _READY_S)
 
 

@@ -19,6 +19,7 @@ from redis.asyncio.connection import Connection
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterCrossSlotError,
     ClusterDownError,
     MovedError,
@@ -136,11 +137,15 @@ class ClusterClient(redis.asyncio.Redis):
         """Which node holds which slot, from the first node that says so for all of them."""
         known = [*self._nodes.keys() - set(self._seeds), *self._seeds]
         reason: object = "none is known"
+        refused: AuthenticationError | None = None
         for asked in random.sample(known, len(known)):
             try:
                 async with asyncio.timeout(_LOOK_S):
                     node = self._node(asked)
                     rows = await node.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+            except AuthenticationError as error:
+                reason = refused = error
+                continue
             except (RedisError, *LOST) as error:
                 reason = text_of(error)
                 continue
@@ -153,6 +158,8 @@ class ClusterClient(redis.asyncio.Redis):
                 await self._drop(set(whole))
                 return whole
             reason = f"{asked[0]}:{asked[1]} knows of no node for {len(owners) - len(whole)} slots"
+        if refused is not None:  # trying again does not help
+            raise refused
         raise RedisConnectionError(f"no node of the cluster says which holds which slot: {reason}")
 
     async def _drop(self, owners: set[HostPort]) -> None:

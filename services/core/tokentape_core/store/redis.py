@@ -6,6 +6,7 @@ which Redis itself refuses every append.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,15 @@ from typing import Any, Final, Literal
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError, WatchError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    WatchError,
+)
 
 from tokentape_contracts import keys, limits
 from tokentape_contracts.errors import (
@@ -41,7 +50,20 @@ from tokentape_core.store.pool import NodePipeline
 from tokentape_core.store.port import NO_BLOBS, Entry, SeqTaken, SessionExists
 
 _REFUSED: Final = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
-_UNWRITABLE: Final = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
+_UNABLE: Final = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN")
+_UNABLE_CLASSES: Final[Mapping[type[ResponseError], str]] = {
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+    NoPermissionError: "NOPERM",
+}
+"""The same, where redis-py makes a class of the code and leaves it out of the text."""
+
+_SENT: Final = re.compile(
+    r"Command # \d+ \(.*\) of pipeline caused error: \(['\"]|['\"],\)$|, with args beginning with: .*",
+    re.DOTALL,
+)
+"""What an error quotes of what was sent: redis-py does in a pipeline, and a server that lacks the command."""
+
 _INLINE_ENTRIES: Final = 32
 """A longer read is decoded in a thread: it delays nobody else on the event loop."""
 
@@ -51,17 +73,33 @@ _RESTORE_TRIES: Final = 5
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Maps what Redis raises to `StoreUnavailable`: the one border where foreign errors become ours."""
+    """Maps what Redis raises to `StoreUnavailable`: the one border where foreign errors become ours.
+
+    What it does not map is a defect, a `ResponseError`. Neither that nor any cause shows what was sent, hence
+    the conversation.
+    """
     try:
         yield
     except ResponseError as error:
-        # Within a transaction redis-py puts the whole command, hence the conversation, before the reason.
-        reason = str(error).rpartition("of pipeline caused error: ")[2].strip("()\"',")
-        if isinstance(error, OutOfMemoryError | ReadOnlyError) or reason.startswith(_UNWRITABLE):
-            raise StoreUnavailable(f"Redis refuses the command: {reason}") from error
-        raise
+        if (refusal := _refusal(error)) is not None:
+            raise StoreUnavailable(f"Redis refuses the command: {refusal}") from None
+        raise ResponseError(_reason(error)).with_traceback(error.__traceback__) from None
+    except AuthenticationError as error:
+        raise StoreUnavailable(f"Redis refuses the login: {_reason(error)}") from None
     except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"Redis cannot be reached: {text_of(error)}") from error
+        raise StoreUnavailable(f"Redis cannot be reached: {_reason(error)}") from None
+
+
+def _refusal(error: ResponseError) -> str | None:
+    """Why a server does not do what it could do, which is for the operator to mend; None for other errors."""
+    reason = _reason(error)
+    if (code := _UNABLE_CLASSES.get(type(error))) is not None:
+        return f"{code} {reason}"
+    return reason if reason.startswith(_UNABLE) else None
+
+
+def _reason(error: Exception) -> str:
+    return _SENT.sub("", text_of(error))
 
 
 class RedisStore:
@@ -218,6 +256,8 @@ class RedisStore:
             try:
                 await self._client.expire(keys.events("ready"), 1, gt=True)
             except ResponseError as error:
+                if _refusal(error) is not None:
+                    raise
                 raise StoreUnavailable(f"Redis 7.0 or newer is needed: EXPIRE … GT fails: {error}") from error
 
     async def close(self) -> None:
