@@ -5,6 +5,8 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.conftest import OpenSession
-from tests.support.scripted import ScriptedEngine
+from tests.api.test_auth import bearer, entry
+from tests.support.application import application, client_of
+from tests.support.scripted import ScriptedEngine, network
 from tokentape_api import telemetry
 from tokentape_api.app import build_app
 from tokentape_api.settings import ApiSettings
@@ -23,6 +27,7 @@ from tokentape_api.telemetry import CODES, ENGINE_CODES, OTHER_ROUTE, ROUTES, Te
 from tokentape_contracts.errors import BY_CODE, TABLE
 from tokentape_core import logs
 from tokentape_core.store import MemoryStore
+from tokentape_core.text.render import ChatRenderer
 from tokentape_core.tracing import NoTracing, OpenTelemetry, from_environment
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -211,6 +216,62 @@ async def test_one_line_for_each_request(
     assert 0 < sum(chat["stages"].values()) <= chat["duration_ms"]
     assert "code" not in chat
     assert (refused["status"], refused["code"]) == (400, "invalid_request")
+    series = await scrape(api)
+    for stage, ms in chat["stages"].items():
+        observed_ms = value(series, "chat_stage_seconds_sum", stage=stage) * 1000
+        assert observed_ms == pytest.approx(ms, abs=0.001)
+
+
+async def test_a_line_names_the_session_that_was_opened(
+    api: httpx.AsyncClient, session: OpenSession, lines: io.StringIO
+) -> None:
+    """The id that the reply has; lines of other requests have none, and no caller where nobody has a name."""
+    sid = (await api.post("/sessions")).json()["session_id"]
+    await session.chat(USER)
+    await api.post("/sessions", json={"mode": "neither"})
+    opened, chat, refused = requests_of(lines)
+    assert (opened["opened"], opened["status"]) == (sid, 200)
+    assert "session" not in opened
+    for line in (chat, refused):
+        assert "opened" not in line
+    for line in (opened, chat, refused):
+        assert "caller" not in line
+
+
+async def test_a_line_names_the_caller(
+    settings: ApiSettings,
+    store: MemoryStore,
+    engine: ScriptedEngine,
+    renderer: ChatRenderer,
+    lines: io.StringIO,
+    tmp_path: Path,
+) -> None:
+    """A line has the name of the token, also if it may not do this, and none for a token that nobody has."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(entry("t-1", "driver", name="trainer") + entry("t-2", "agent", name="solver"))
+    app = application(renderer, store, network(engine.handle), replace(settings, tokens_file=tokens))
+    async with client_of(app) as api:
+        url = f"/sessions/{(await api.post('/sessions', headers=bearer('t-1'))).json()['session_id']}"
+        body = {"model": "m", "messages": [USER]}
+        for token in ("t-2", "t-3"):
+            await api.post(f"{url}/v1/chat/completions", json=body, headers=bearer(token))
+        await api.delete(url, headers=bearer("t-2"))
+        await api.delete(url, headers=bearer("t-1"))
+    found = [(line["method"], line["status"], line.get("caller")) for line in requests_of(lines)]
+    assert found == [
+        ("POST", 200, "trainer"),
+        ("POST", 200, "solver"),
+        ("POST", 401, None),
+        ("DELETE", 403, "solver"),
+        ("DELETE", 204, "trainer"),
+    ]
+
+
+async def test_the_lag_of_the_loop_is_observed(api: httpx.AsyncClient) -> None:
+    """From the start on, whether or not there are requests."""
+    async with asyncio.timeout(5):
+        while value(await scrape(api), "api_loop_lag_seconds_count") < 2:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_defect_has_a_line_and_a_traceback(

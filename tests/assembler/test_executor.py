@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -77,6 +78,31 @@ async def test_cancellation(executor: Executor) -> None:
         await run
     await until(lambda: not psutil.pid_exists(pid), timeout_s=1)
     await until(lambda: executor.ready)
+
+
+LIVES_ON = """
+import pathlib, sys
+print(pathlib.Path(sys.stdin.readline().strip()).read_text(), flush=True)
+for line in sys.stdin: print(line.strip()[::-1], flush=True)
+"""
+
+
+@pytest.mark.parametrize("said", ["nonsense", "[]", '{"error": "out of order"}'])
+async def test_a_restart_that_fails(tmp_path: Path, said: str) -> None:
+    """It is tried again until it succeeds, counted once each time, and leaves no child behind."""
+    first_line, reasons = tmp_path / "line", list[str]()
+    first_line.write_text('{"ready": true}')
+    executor = Executor([sys.executable, "-c", LIVES_ON], str(first_line).encode(), reasons.append)
+    await executor.start()
+    first_line.write_text(said)
+    psutil.Process(executor.pid).kill()
+    await until(lambda: reasons.count("failed_start") == 2)
+    first_line.write_text('{"ready": true}')
+    await until(lambda: executor.ready)
+    assert reasons == ["killed", "failed_start", "failed_start"]
+    assert [child.pid for child in psutil.Process().children()] == [executor.pid]
+    assert await executor.run(b"abc", 5) == b"cba\n"
+    await executor.close()
 
 
 async def test_an_idle_child_that_dies(executor: Executor) -> None:

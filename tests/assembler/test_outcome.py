@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from tests.assembler.support import SID, job, opened, record, turn
-from tokentape_assembler.outcome import outcome_of
+from tests.support.hooks import everything
+from tests.text.models import small_renderer
+from tokentape_assembler.counts import Counts
+from tokentape_assembler.outcome import MISMATCHES, outcome_of
 from tokentape_contracts.errors import (
     PrefixBroken,
     ReplayBroken,
@@ -21,7 +24,9 @@ from tokentape_contracts.events import OPENED_ID, ReplaySpec, SessionSealed, Tur
 from tokentape_contracts.samples import decode_samples
 from tokentape_core.domain.replay import Rows, deduplicate, sources
 from tokentape_core.domain.state import fold, turn_id
-from tokentape_core.store import Entry, MemoryStore
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, LeafSample
+from tokentape_core.store import Entry, MemoryStore, Store
+from tokentape_core.text.render import ChatRenderer, Prompt
 
 
 def _decode(ids: object) -> str:
@@ -198,3 +203,147 @@ async def test_an_outage_between_events_and_rows_is_no_outcome() -> None:
     await store.append(SID, 1, _recorded(1))
     with pytest.raises(StoreUnavailable):
         await outcome_of(job(turn_id(1)), store, _decode)
+
+
+THOUGHT = "<think>\n\n</think>\n\n"
+"""What the template writes before an answer without reasoning."""
+SPOILT: dict[str, dict[str, str]] = {
+    "": {},
+    "special_token_count": {"sampled": "fi<|endoftext|>ne"},
+    "special_token_type": {"sampled": "fine<|fim_pad|>", "message": "fine<|box_start|>"},
+    "non_assistant_text": {"asked": "Hallo"},
+    "assistant_text": {"sampled": "good"},
+}
+"""Type of mismatch → in what a turn differs from its messages, `Hello` and `fine`."""
+
+
+class Conversation:
+    """A session with a real template, whose turns say something else than their messages where they shall."""
+
+    def __init__(self, store: Store) -> None:
+        self.renderer = small_renderer()
+        self._store = store
+
+    async def open(self, mode: str) -> None:
+        await self._store.open(SID, opened(mode=mode, template=self.renderer.fingerprint))
+
+    async def say(self, parent: int, mismatch: str = "") -> str:
+        """Records a turn behind this one (0: as a root), with a mismatch of this type; its id."""
+        state = fold(await self._store.read(SID))
+        assert state is not None
+        seq, before = len(state.turns) + 1, state.turns[parent - 1] if parent else None
+        spoilt = SPOILT[mismatch]
+        asked = [{"role": "user", "content": spoilt.get("asked", "Hello")}]
+        if before is None:
+            prompt = Prompt(0, self.renderer.render(asked))
+        else:
+            prompt = self.renderer.extend(before.tokens, before.event.messages[-1], asked)
+        sampled = self.renderer.tokenizer.encode(f"{THOUGHT}{spoilt.get('sampled', 'fine')}<|im_end|>")
+        messages = [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": spoilt.get("message", "fine")},
+        ]
+        event = turn(seq, prompt.keep, prompt.suffix.tolist(), sampled)
+        await self._store.append(SID, seq, replace(event, parent=parent, messages=messages))
+        return turn_id(seq)
+
+
+@pytest.mark.parametrize("mode", ["linear", "tree"])
+@pytest.mark.parametrize("mismatch", [*MISMATCHES, ""])
+async def test_a_mismatch_is_counted_under_its_type(mode: str, mismatch: str) -> None:
+    """A turn that differs from its messages in one way counts once, under that; a faithful one nowhere."""
+    session = Conversation(store := MemoryStore())
+    await session.open(mode)
+    result = await outcome_of(job(await session.say(0, mismatch)), store, _decode, renderer=session.renderer)
+    assert result.counts.mismatches == ({mismatch: 1} if mismatch else {})
+
+
+async def _forked(mode: str) -> tuple[MemoryStore, ChatRenderer, str]:
+    """Turn 1 with two children, of which 3 is the newer, and behind that 4; the id of the last."""
+    session = Conversation(store := MemoryStore())
+    await session.open(mode)
+    await session.say(0, "assistant_text")
+    await session.say(1, "special_token_type")
+    await session.say(1, "assistant_text")
+    return store, session.renderer, await session.say(3, "special_token_count")
+
+
+async def test_counts_of_a_linear_session() -> None:
+    """Only the path to the newest turn is compared; a retried turn is a dropped leaf."""
+    store, renderer, tail = await _forked("linear")
+    result = await outcome_of(job(tail), store, _decode, renderer=renderer)
+    assert result.counts == Counts(
+        samples={"completed": 1},
+        picked=1,
+        dropped=1,
+        mismatches={"assistant_text": 2, "special_token_count": 1},
+    )
+
+
+@pytest.mark.parametrize("keeps_all", [False, True], ids=["default", "everything"])
+async def test_counts_of_a_tree(keeps_all: bool) -> None:
+    """The path of every sample is compared, a turn that two share in both; the other leaves are dropped."""
+    store, renderer, _ = await _forked("tree")
+    session = Conversation(store)
+    tail = await session.say(0, "non_assistant_text")
+    hooks = Hooks(everything if keeps_all else DEFAULT_HOOKS.pick, DEFAULT_HOOKS.finish)
+    result = await outcome_of(job(tail), store, _decode, hooks, renderer)
+    once = {"assistant_text": 2, "special_token_count": 1, "non_assistant_text": 1}
+    expected = Counts(samples={"completed": 2}, picked=2, dropped=1, mismatches=once)
+    if keeps_all:
+        twice = {**once, "assistant_text": 3, "special_token_type": 1}
+        expected = Counts(samples={"completed": 3}, picked=3, dropped=0, mismatches=twice)
+    assert result.counts == expected
+
+
+@pytest.mark.parametrize(
+    "left", [None, True, 7, "assistant_text", {"type": "x"}, [1, {"type": "x"}, {"type": [1]}]]
+)
+async def test_what_a_finish_hook_leaves_is_no_mismatch(left: Any) -> None:
+    """Where a hook has put something of its own, nothing is counted and nothing fails."""
+
+    def finish(samples: Sequence[LeafSample], metadata: object) -> None:
+        for item in samples:
+            item.sample.metadata["tito_session_mismatch"] = left
+
+    store, renderer, tail = await _forked("tree")
+    hooks = Hooks(DEFAULT_HOOKS.pick, finish)
+    result = await outcome_of(job(tail), store, _decode, hooks, renderer)
+    assert result.error is None
+    assert result.counts == Counts(samples={"completed": 1}, picked=1, dropped=1)
+
+
+async def test_samples_are_counted_by_status() -> None:
+    """Each sample counts under its status; a picked leaf that is too long is none."""
+    store = MemoryStore()
+    await store.open(SID, opened(mode="tree"))
+    endings = ["stop", "length", "tool_calls", "abort", "stop", "length", "burnt"]
+    for seq, finish in enumerate(endings, 1):
+        await store.append(SID, seq, replace(turn(seq, 0, [1, 2], [3, seq]), parent=0, finish=finish))
+    await store.append(SID, 8, replace(turn(8, 0, [1, 2, 3, 4, 5], [6]), parent=0))
+    result = await outcome_of(job(turn_id(8), max_seq_len=4), store, _decode)
+    statuses = {"completed": 3, "truncated": 2, "aborted": 1, "failed": 1}
+    assert result.counts == Counts(samples=statuses, picked=8)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "tail", "lost"), [(2, 2, 0), (2, 3, 1), (2, 5, 3), (0, 0, 0), (0, 2, 2), (None, 3, 3)]
+)
+async def test_lost_turns_are_counted(recorded: int | None, tail: int, lost: int) -> None:
+    """As many as the stream, or what is gone with it, lacks up to the tail; then there are no samples."""
+    store = MemoryStore()
+    if recorded is not None:
+        await record(store, turns=recorded)
+    result = await outcome_of(job(turn_id(tail) if tail else OPENED_ID), store, _decode)
+    assert result.counts.lost == lost
+    assert (result.error is None) == (lost == 0)
+
+
+async def test_a_refusal_for_another_reason_loses_nothing() -> None:
+    """A prefix that is broken is not a turn that is gone."""
+    store = MemoryStore()
+    await record(store, turns=1)
+    await store.append(SID, 2, turn(2, 2, [9], [6]))
+    result = await outcome_of(job(turn_id(2)), store, _decode)
+    assert isinstance(result.error, PrefixBroken)
+    assert result.counts == Counts()

@@ -1,16 +1,19 @@
 """The real API application in this process, over an engine of the test's and a store in memory."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import fakeredis
 import httpx
+import uvicorn
 from starlette.applications import Starlette
 
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
+from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.families import get_family
@@ -66,3 +69,26 @@ async def client_of(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
         httpx.AsyncClient(transport=transport, base_url="http://api") as client,
     ):
         yield client
+
+
+@asynccontextmanager
+async def served(app: Starlette, keep_alive_s: int = 60) -> AsyncIterator[int]:
+    """The application behind the HTTP server of an API process; its port."""
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        http=BoundedHttp,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await task

@@ -122,23 +122,22 @@ class Guard:
 
         @wraps(handler)
         async def guarded(request: Request) -> Response:
-            request.state.caller = await self._check(request, scope)
+            caller = request.state.caller = await self._identify(request)
+            await self._check(caller, scope, request.path_params.get("sid"))
             return await handler(request)
 
         return Route(route.path, guarded, methods=sorted(route.methods or ()), name=route.name)
 
-    async def _check(self, request: Request, scope: str) -> Caller:
-        if self._tokens is None:
-            return ANYONE
-        caller = await self._tokens.caller(_bearer(request.headers))
+    async def _identify(self, request: Request) -> Caller:
+        return ANYONE if self._tokens is None else await self._tokens.caller(_bearer(request.headers))
+
+    async def _check(self, caller: Caller, scope: str, session_id: str | None) -> None:
         if not caller.may(scope):
             raise Forbidden(f"the token {caller.name!r} lacks the scope {scope!r}")
-        session_id = request.path_params.get("sid")
         if session_id is None or caller.may("admin"):
-            return caller
+            return
         if await self._sessions.tenant(session_id) != caller.tenant:
             raise SessionNotFound("there is no such session")
-        return caller
 
 
 def _bearer(headers: Headers) -> str:

@@ -75,10 +75,9 @@ class Executor:
 
         Raises:
             ChildDied: it did not become ready; with the reason that it gave.
-            ValueError: its first line is not JSON.
+            ValueError: its first line is no JSON object.
         """
-        await self._spawn()
-        self._keeper = asyncio.create_task(self._keep_alive())
+        self._keeper = asyncio.create_task(self._keep_alive(await self._spawn()))
 
     async def run(self, message: bytes, timeout_s: float) -> bytes:
         """The child's answer to one message (a line without its end). Cancelling kills the child.
@@ -98,10 +97,10 @@ class Executor:
             if not answer:
                 raise ChildDied(f"the child process {await _ending(process)}")
         except TimeoutError:
-            self._killed_for = "timeout"
+            self._note(process, "timeout")
             raise ChildTimeout(f"the child process was ended after {timeout_s:g} s") from None
         except asyncio.CancelledError:
-            self._killed_for = "abandoned"
+            self._note(process, "abandoned")
             raise
         finally:
             self._busy = False
@@ -121,23 +120,30 @@ class Executor:
             _kill(self._process)
             await self._process.wait()
 
-    async def _keep_alive(self) -> None:
+    def _note(self, process: asyncio.subprocess.Process, reason: str) -> None:
+        if process.returncode is None:  # else it has ended by itself
+            self._killed_for = reason
+
+    async def _keep_alive(self, process: asyncio.subprocess.Process) -> None:
         while True:
-            if self._process is not None:
-                await self._process.wait()
-                self._ready = False
-                log.warning("child %s; a new one is started", await _ending(self._process))
-                by = "killed" if (self._process.returncode or 0) < 0 else "exited"
-                self._restarted(self._killed_for or by)
-                self._killed_for = ""
+            await process.wait()
+            self._ready = False
+            log.warning("child %s; a new one is started", await _ending(process))
+            by = "killed" if (process.returncode or 0) < 0 else "exited"
+            self._restarted(self._killed_for or by)
+            self._killed_for = ""
+            process = await self._next()
+
+    async def _next(self) -> asyncio.subprocess.Process:
+        while True:
             try:
-                await self._spawn()
+                return await self._spawn()
             except (ChildDied, OSError, ValueError) as error:
                 log.error("child cannot be started, next attempt in %g s: %s", _RESTART_DELAY_S, error)
                 self._restarted("failed_start")
                 await asyncio.sleep(_RESTART_DELAY_S)
 
-    async def _spawn(self) -> None:
+    async def _spawn(self) -> asyncio.subprocess.Process:
         # A session of its own: a terminal's Ctrl-C goes to this process only, which then drains.
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -146,16 +152,26 @@ class Executor:
             start_new_session=True,
         )
         try:
+            await self._greet(process)
+            self._ready = True
+        finally:
+            if not self._ready:
+                _kill(process)
+        return process
+
+    async def _greet(self, process: asyncio.subprocess.Process) -> None:
+        try:
             async with asyncio.timeout(limits.CHILD_START_S):
                 answer = await _ask(process, self._hello)
         except TimeoutError:
-            _kill(process)
             raise ChildDied(f"it was not ready within {limits.CHILD_START_S:g} s") from None
         if not answer:
             raise ChildDied(f"it {await _ending(process)} before it was ready")
-        if error := orjson.loads(answer).get("error"):
+        said = orjson.loads(answer)
+        if not isinstance(said, dict):
+            raise ValueError("its first line is no JSON object")
+        if error := said.get("error"):
             raise ChildDied(error)
-        self._ready = True
 
 
 class ExecutorPool:

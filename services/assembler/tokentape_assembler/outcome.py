@@ -123,9 +123,10 @@ def _counts(state: SessionState, assembly: Assembly) -> Counts:
         compared = [sample.metadata for sample in assembly.samples]
     else:
         compared = [assembly.session_metadata]
-    found = [entry for metadata in compared for entry in metadata.get("tito_session_mismatch") or ()]
     # A finish hook may have put something else there; that is no reason to fail.
-    types = [entry.get("type") for entry in found if isinstance(entry, dict)]
+    found = [metadata.get("tito_session_mismatch") for metadata in compared]
+    entries = [entry for some in found if isinstance(some, list) for entry in some]
+    types = [entry.get("type") for entry in entries if isinstance(entry, dict)]
     return Counts(
         samples=dict(Counter(sample.status.value for sample in assembly.samples)),
         picked=assembly.picked,
