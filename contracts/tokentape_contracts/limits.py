@@ -1,6 +1,8 @@
-"""Every bound of Tokentape, with its unit in its name (INV-10).
+"""Every bound that a request, a session or a job can meet, with its unit in its name (INV-10).
 
-A bound that is hit gives the error named beside it; nothing is cut silently.
+A bound that is hit gives the error named beside it; nothing is cut silently. What lies within one of these
+stands where it is used: pauses, sizes of buffers, and the time of one attempt of several, such as a reply of
+Redis within `STORE_RETRY_S`.
 """
 
 from typing import Final
@@ -18,6 +20,12 @@ HEAD_BYTES: Final = MiB // 16
 """A request's path, query and header lines; above it the answer is a plain 400 and the connection closes."""
 PROXY_TARGET_CHARS: Final = 8_192
 """Path and query that the catch-all forwards, decoded; longer is `invalid_request`."""
+REQUEST_HEAD_S: Final = 60.0
+"""From the first byte of a request's head to its last; beyond it the answer is a plain 400 and the connection
+closes. As long as nginx waits by default: behind one, this changes nothing."""
+REQUEST_BODY_S: Final = 60.0
+"""A body may pause for so long; beyond it `invalid_request`, and the connection closes. The rest of a body
+that was answered before its end is read for so long in all."""
 JSON_DEPTH: Final = 100
 """Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
 SESSION_ID_CHARS: Final = 64
@@ -55,17 +63,21 @@ TENANT_CHARS: Final = 64
 SESSION_CACHE_BYTES: Final = 256 * MiB
 """Folded sessions that one API process keeps; beyond it the least recently used are folded again."""
 ENGINE_TIMEOUT_S: Final = 900.0
-"""One generation; beyond it `engine_timeout`."""
+"""One generation, or all of an answer that the catch-all passes on; beyond it `engine_timeout`."""
 ENGINE_REPLY_BYTES: Final = 512 * MiB
 """An engine's answer; above it `engine_reply_invalid`."""
 REPLAY_BYTES: Final = 256 * MiB
 """One replay payload of one turn, decoded (int32 as SGLang sends it); above it `engine_reply_invalid`, before
 anything is stored."""
 ENGINE_CONNECTIONS: Final = 2048
-"""Connections of one API process to the engine."""
+"""Connections of one API process to the engine, for chats, and as many for the catch-all; while all are busy,
+requests wait for one, which counts as time of the engine: `engine_timeout`."""
+ENGINE_CONNECT_S: Final = 10.0
+"""Connecting to the engine; beyond it `engine_unavailable`."""
 API_KEEP_ALIVE_S: Final = 75
-"""An idle client's connection is closed after this: later than common clients (5 s) and load balancers (60 s)
-drop theirs, so that no request meets a connection which is just being closed."""
+"""An idle client's connection, also one that never sent anything, is closed after this: later than common
+clients (5 s) and load balancers (60 s) drop theirs, so that no request meets a connection which is just being
+closed."""
 ENGINE_KEEP_ALIVE_S: Final = 2.0
 """Idle connections to the engine are dropped before it drops them (uvicorn after 5 s): a chat that meets a
 connection which is just being closed is 503 `engine_unavailable`."""
@@ -75,7 +87,8 @@ beyond it. A worker finishes its jobs, each within `ASSEMBLY_TIMEOUT_S`."""
 LAST_REQUEST_S: Final = 1.0
 """After SIGTERM an API process reads its idle connections for this long: a request may be on its way."""
 STORE_RETRY_S: Final = 10.0
-"""How long a command to Redis is tried again before `store_unavailable`."""
+"""How long a command to Redis is tried again before `store_unavailable`. The last attempt may add the 5 s for
+which it waits for a reply."""
 STORE_CONNECTIONS: Final = 1024
 """Connections of one process to Redis; while all are busy, commands wait for one up to `STORE_RETRY_S`."""
 STORE_VALUE_BYTES: Final = MiB // 4
@@ -118,6 +131,11 @@ QUEUE_READ: Final = 512
 above the executors of the whole fleet."""
 CHILD_START_S: Final = 120.0
 """A worker's child process must have loaded its tokenizer within this."""
+WORKER_HEAD_S: Final = 5.0
+"""The head of a request for a worker's probes or metrics must be here by then, or the connection closes
+without an answer."""
+WORKER_HEAD_BYTES: Final = MiB // 64
+"""The length of such a head, to its last line's end; above it the connection closes without an answer."""
 
 # Audit and archive
 AUDIT_ENTRIES: Final = 256

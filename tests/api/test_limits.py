@@ -3,9 +3,12 @@
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
+from unittest.mock import create_autospec
 from uuid import uuid4
 
 import httpx
@@ -17,22 +20,26 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.server import ServerState
 
 from tests.api.conftest import OpenSession
-from tests.api.test_collector import JOB, RESULT, client, collector, server, worker  # noqa: F401
+from tests.api.test_collector import JOB, RESULT, client, collector, server, until_queued, worker  # noqa: F401
 from tests.api.test_collector import store as store_result
 from tests.api.test_refusals import check
-from tests.support.scripted import ScriptedEngine
+from tests.support.application import application, served
+from tests.support.scripted import ScriptedEngine, network
 from tests.support.sessions import opened, turn
 from tokentape_api import prompts
 from tokentape_api.cache import Sessions, _size
 from tokentape_api.collect import Collector
 from tokentape_api.engine import EngineRefusal, SGLangEngine
+from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
 from tokentape_contracts import limits
-from tokentape_contracts.errors import DeadlineExceeded, EngineUnavailable, QueueFull
+from tokentape_contracts.errors import EngineTimeout, EngineUnavailable, QueueFull
 from tokentape_contracts.http import SamplesRequest
 from tokentape_core.store import MemoryStore
+from tokentape_core.text.render import ChatRenderer
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -75,6 +82,199 @@ async def test_session_ids(api: httpx.AsyncClient, store: MemoryStore) -> None:
         await store.open(session_id, opened())
     assert (await api.get(f"/sessions/{at}?view=events")).status_code == 200
     await check(await api.get(f"/sessions/{beyond}?view=events"), 404, "session_not_found")
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+async def port(
+    engine: ScriptedEngine, store: MemoryStore, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[int]:
+    """The application behind the real HTTP server, with times that a test can wait for."""
+    monkeypatch.setattr(limits, "REQUEST_HEAD_S", 0.5)
+    monkeypatch.setattr(limits, "REQUEST_BODY_S", 0.5)
+    async with served(application(renderer, store, network(engine.handle), timeout_s=30.0)) as port:
+        yield port
+
+
+@pytest.fixture
+async def connection(port: int) -> AsyncIterator[Connection]:
+    """A connection to it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield reader, writer
+    writer.close()
+
+
+def head(target: str, length: int = 0) -> bytes:
+    return f"POST {target} HTTP/1.1\r\nHost: api\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+async def reply_of(connection: Connection) -> tuple[int, bytes, bytes]:
+    """Status, head and body of the next reply."""
+    lines = await asyncio.wait_for(connection[0].readuntil(b"\r\n\r\n"), 10)
+    length = re.search(rb"content-length: (\d+)", lines)
+    assert length
+    return int(lines.split()[1]), lines, await connection[0].readexactly(int(length[1]))
+
+
+async def drip(connection: Connection, byte: bytes) -> None:
+    """Sends the byte again and again until the other side hangs up."""
+    while not connection[0].at_eof():
+        connection[1].write(byte)
+        await asyncio.sleep(0.1)
+
+
+async def test_a_new_connection(renderer: ChatRenderer, store: MemoryStore, engine: ScriptedEngine) -> None:
+    """A connection that never sends anything is closed like an idle one; it may wait up to then."""
+    app = application(renderer, store, network(engine.handle))
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(served(app, keep_alive_s=1))
+        used, silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.6)
+        used[1].write(head("/sessions"))
+        assert (await reply_of(used))[0] == 200
+        assert await asyncio.wait_for(silent[0].read(), 5) == b""
+        for _, writer in (used, silent):
+            writer.close()
+
+
+async def test_a_head_in_time(connection: Connection) -> None:
+    """A head may come in pieces, and the time begins anew with the next one."""
+    for _ in range(3):
+        sent = head("/sessions")
+        for start in range(0, len(sent), 20):
+            connection[1].write(sent[start : start + 20])
+            await asyncio.sleep(0.07)
+        assert (await reply_of(connection))[0] == 200
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("sent", "more"),
+    [(b"P", b""), (b"\r\n", b""), (b"POST / HTTP/1.1\r\nA: ", b""), (b"POST / HTTP/1.1\r\nA: ", b"x")],
+    ids=["a byte", "a line", "half", "dripping"],
+)
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_a_head_that_does_not_end(
+    connection: Connection, sent: bytes, more: bytes, earlier: int
+) -> None:
+    """It is 400 when its time is over, on a new connection and a used one, and however much still comes."""
+    for _ in range(earlier):
+        connection[1].write(head("/sessions"))
+        assert (await reply_of(connection))[0] == 200
+    connection[1].write(sent)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        if more:
+            group.create_task(drip(connection, more))
+        status, lines, text = await reply_of(connection)
+        assert (status, text) == (400, b"The head of the request did not come to its end in time.")
+        assert b"connection: close" in lines
+        assert await connection[0].read() == b""
+
+
+async def test_half_a_head_behind_a_request(connection: Connection, engine: ScriptedEngine) -> None:
+    """It breaks no answer off that is still being made."""
+    connection[1].write(head("/sessions"))
+    session = json.loads((await reply_of(connection))[2])["session_id"]
+
+    async def late(body: dict[str, Any]) -> httpx.Response:
+        await asyncio.sleep(1.0)
+        return httpx.Response(200, json=engine.reply(body, "fine"))
+
+    engine.answer = late
+    chat = orjson.dumps({"messages": [USER]})
+    connection[1].write(head(f"/sessions/{session}/v1/chat/completions", len(chat)) + chat + b"POST /")
+    await asyncio.sleep(0.1)
+    connection[1].write(b"sess")
+    assert (await reply_of(connection))[0] == 200
+    connection[1].write(b"ions HTTP/1.1\r\n\r\n")
+    assert (await reply_of(connection))[0] == 200
+
+
+async def test_a_body_in_time(connection: Connection) -> None:
+    """A body may pause again and again, and take longer in all."""
+    for _ in range(2):
+        body = b'{"labels": {}}'
+        connection[1].write(head("/sessions", len(body)))
+        for byte in body[:4]:
+            await asyncio.sleep(0.2)
+            connection[1].write(bytes([byte]))
+        connection[1].write(body[4:])
+        assert (await reply_of(connection))[0] == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b'{"a"'], ids=["nothing", "half"])
+@pytest.mark.parametrize("path", ["", "/samples", "/v1/chat/completions", "/tokenize"])
+async def test_a_body_that_does_not_go_on(
+    port: int, connection: Connection, engine: ScriptedEngine, path: str, begun: bytes
+) -> None:
+    """It is 400 after the pause, on every route that reads one, and the connection closes."""
+    connection[1].write(head("/sessions"))
+    session = json.loads((await reply_of(connection))[2])["session_id"]
+    connection[1].write(head(f"/sessions/{session}{path}" if path else "/sessions", 100) + begun)
+    status, lines, body = await reply_of(connection)
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (400, "invalid_request")
+    assert "for 0.5 s" in error["message"]
+    assert b"connection: close" in lines
+    assert await asyncio.wait_for(connection[0].read(), 5) == b""
+    assert engine.requests == []
+
+
+async def test_half_a_body_behind_a_request(connection: Connection) -> None:
+    """A request that was sent before the answer to another has the same bound."""
+    connection[1].write(head("/sessions") + head("/sessions", 100) + b"{")
+    assert [(await reply_of(connection))[0] for _ in range(2)] == [200, 400]
+
+
+async def test_a_body_that_waits_for_us(
+    connection: Connection, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client is not blamed for a body that the server has not read yet."""
+    connection[1].write(head("/sessions"))
+    session = json.loads((await reply_of(connection))[2])["session_id"]
+    read = store.read
+
+    async def slow(*given: Any, **named: Any) -> Any:
+        await asyncio.sleep(1.2)
+        return await read(*given, **named)
+
+    monkeypatch.setattr(store, "read", slow)
+    body = b"x" * (4 * limits.MiB)
+    connection[1].write(head(f"/sessions/{session}/tokenize", len(body)) + body)
+    assert b" 200 OK" in await asyncio.wait_for(connection[0].readline(), 10)
+
+
+async def test_a_connection_that_breaks_has_no_timer() -> None:
+    """Nothing waits for the rest of a body whose sender is gone."""
+    transport = create_autospec(asyncio.Transport)
+    transport.is_closing.return_value = False
+    made = BoundedHttp(uvicorn.Config(Starlette(), log_config=None, access_log=False), ServerState(), {})
+    made.connection_made(transport)
+    made.data_received(head("/sessions", 100))
+    timer = made.timeout_keep_alive_task
+    assert timer is not None
+    made.connection_lost(ConnectionResetError())
+    assert timer.cancelled()
+    await asyncio.gather(*made.tasks)
+
+
+async def test_the_rest_of_a_refused_body(connection: Connection) -> None:
+    """What comes after the answer is read for a while in all, and the next request may come at any time."""
+    for length, rest in ((10, [b"345678", b"90"]), (10_000, [])):
+        sent = head("/nowhere", length) + b"12"
+        for piece in (sent[:20], sent[20:]):
+            await asyncio.sleep(0.2)
+            connection[1].write(piece)
+        assert (await reply_of(connection))[0] == 404
+        await asyncio.sleep(0.6)
+        for piece in rest:
+            await asyncio.sleep(0.2)
+            connection[1].write(piece)
+        await asyncio.sleep(0.6)
+    async with asyncio.timeout(5):
+        await drip(connection, b"x")
 
 
 # Sessions
@@ -205,59 +405,115 @@ async def test_a_refusal_of_the_engine(
     await check(await session.chat(USER), 502, "engine_reply_invalid", "longer than 1000 bytes")
 
 
-@pytest.fixture
-async def slow_engine() -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A server on loopback whose answers wait for an event."""
-    release = asyncio.Event()
-
-    async def endpoint(_: Request) -> Response:
-        await release.wait()
-        return Response("{}")
-
-    app = Starlette(routes=[Route("/{path:path}", endpoint)])
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None)
-    made = uvicorn.Server(config)
-    task = asyncio.create_task(made.serve())
-    while not made.started:
-        await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{made.servers[0].sockets[0].getsockname()[1]}", release
-    release.set()
-    made.should_exit = True
-    await task
+WAYS = ["forward", "generate"]
 
 
-async def test_connections_to_the_engine(
-    slow_engine: tuple[str, asyncio.Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many requests as the limit run at the same time; one more waits, and not for ever."""
+async def ask(engine: SGLangEngine, way: str) -> None:
+    """Sends a request to an engine that refuses everything, and takes the whole answer."""
+    if way == "generate":
+        with pytest.raises(EngineRefusal):
+            await engine.generate("s", np.array([1], np.int32), {}, {})
+        return
+    async with engine.forward("s", "GET", "v1/models", "", {}, b"") as reply:
+        async for _ in reply.body:
+            pass
+
+
+class SlowEngine:
+    """Refuses requests when it is told to.
+
+    Attributes:
+        came: as many requests have come.
+    """
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.go_on = asyncio.Event()
+        self.app = Starlette(routes=[Route("/{path:path}", self._refuse, methods=["GET", "POST"])])
+
+    async def until(self, came: int) -> None:
+        while self.came < came:
+            await asyncio.sleep(0.01)
+
+    async def _refuse(self, _: Request) -> Response:
+        self.came += 1
+        await self.go_on.wait()
+        return Response("{}", 400)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_connections_to_the_engine(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """As many requests as the limit are with the engine at the same time; one more waits for its turn."""
     monkeypatch.setattr(limits, "ENGINE_CONNECTIONS", 2)
-    url, release = slow_engine
-    engine = SGLangEngine(url, timeout_s=0.5)
+    slow = SlowEngine()
+    async with served(slow.app) as port, asyncio.timeout(10):
+        engine = SGLangEngine(f"http://127.0.0.1:{port}", timeout_s=30.0)
+        asked = [asyncio.create_task(ask(engine, way)) for _ in range(3)]
+        await slow.until(2)
+        await asyncio.sleep(0.3)
+        assert slow.came == 2
+        slow.go_on.set()
+        await asyncio.gather(*asked)
+        assert slow.came == 3
+        await engine.close()
 
-    async def ask() -> int:
-        async with engine.forward("s", "GET", "v1/models", "", {}, b"") as reply:
-            return reply.status
 
-    running = [asyncio.create_task(ask()) for _ in range(2)]
-    await asyncio.sleep(0.2)
-    third = asyncio.create_task(ask())
-    await asyncio.sleep(0.1)
-    release.set()
-    assert await asyncio.gather(*running, third) == [200, 200, 200]
-    release.clear()
-    held = [asyncio.create_task(ask()) for _ in range(2)]
-    await asyncio.sleep(0.05)
-    engine._timeout_s = 0.1
-    engine._client.timeout = httpx.Timeout(5.0, pool=0.1)
-    with pytest.raises(EngineUnavailable):
-        await ask()
-    release.set()
-    await asyncio.gather(*held)
-    await engine.close()
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_connection_to_the_engine(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Waiting for a connection counts as the engine's time, for both ways to it."""
+    monkeypatch.setattr(limits, "ENGINE_CONNECTIONS", 1)
+    slow = SlowEngine()
+    async with served(slow.app) as port, asyncio.timeout(10):
+        engine = SGLangEngine(f"http://127.0.0.1:{port}", timeout_s=30.0)
+        held = asyncio.create_task(ask(engine, way))
+        await slow.until(1)
+        engine._timeout_s = 0.2
+        with pytest.raises(EngineTimeout, match="in time"):
+            await ask(engine, way)
+        assert slow.came == 1
+        slow.go_on.set()
+        await held
+        await engine.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+async def test_connecting_to_the_engine(monkeypatch: pytest.MonkeyPatch, way: str, is_late: bool) -> None:
+    """A host that takes the connection within the time is asked; a slower one cannot be reached."""
+    monkeypatch.setattr(limits, "ENGINE_CONNECT_S", 0.2 if is_late else 8.0)
+    slow = SlowEngine()
+    slow.go_on.set()
+    with socket.socket() as full, socket.socket() as other:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        other.connect(full.getsockname())  # Linux lets the next one wait until it is taken
+        port = full.getsockname()[1]
+        engine = SGLangEngine(f"http://127.0.0.1:{port}", timeout_s=30.0)
+        if is_late:
+            with pytest.raises(EngineUnavailable, match="cannot be reached"):
+                await ask(engine, way)
+        else:
+            asked = asyncio.create_task(ask(engine, way))
+            await asyncio.sleep(0.3)
+            assert not asked.done()
+            full.listen(8)
+            taken, _ = full.accept()
+            server = await asyncio.start_server(_refusing, sock=full.dup())
+            await asyncio.wait_for(asked, 7)
+            server.close()
+            taken.close()
+        await engine.close()
+
+
+async def _refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+    await writer.drain()
+    writer.close()
 
 
 @pytest.mark.parametrize(("pause_s", "connections"), [(0.0, 1), (0.6, 2)])
-@pytest.mark.parametrize("way", ["forward", "generate"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_idle_connections_to_the_engine(
     monkeypatch: pytest.MonkeyPatch, way: str, pause_s: float, connections: int
 ) -> None:
@@ -281,18 +537,9 @@ async def test_idle_connections_to_the_engine(
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     engine = SGLangEngine(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", timeout_s=5)
 
-    async def ask() -> None:
-        if way == "generate":
-            with pytest.raises(EngineRefusal):
-                await engine.generate("s", np.array([1], np.int32), {}, {})
-            return
-        async with engine.forward("s", "GET", "v1/models", "", {}, b"") as reply:
-            async for _ in reply.body:
-                pass
-
-    await ask()
+    await ask(engine, way)
     await asyncio.sleep(pause_s)
-    await ask()
+    await ask(engine, way)
     assert made == connections
     await engine.close()
     listening.close()
@@ -375,12 +622,13 @@ async def test_the_queue(
     """The collect that fills the queue is taken; one more is refused at once."""
     monkeypatch.setattr(limits, "QUEUE_DEPTH", 2)
     await worker.zadd("arq:queue", {"a": 1})
-    with pytest.raises(DeadlineExceeded):
-        await collector.collect(JOB, 0.1)
-    assert await worker.zcard("arq:queue") == 2
     other = type(JOB)("sid", "1-0", uuid4().hex, 1, None, None)
-    with pytest.raises(QueueFull, match="2 collects"):
-        await collector.collect(other, 5)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(collector.collect(JOB, 30))
+        await until_queued(worker, 2)
+        with pytest.raises(QueueFull, match="2 collects"):
+            await collector.collect(other, 5)
+        waiting.cancel()
 
 
 async def test_a_full_queue_says_when_to_come_again(

@@ -1,10 +1,19 @@
 """The catch-all and the probes."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
 import httpx
 import pytest
 
 from tests.api.conftest import OpenSession
+from tests.support.application import SETTINGS, application, served
 from tests.support.scripted import ScriptedEngine
+from tokentape_contracts import limits
+from tokentape_core.store import MemoryStore
+from tokentape_core.text.render import ChatRenderer
 
 
 async def test_forwards_to_the_engine(session: OpenSession, engine: ScriptedEngine) -> None:
@@ -92,3 +101,101 @@ async def test_redirects_stay_within_the_session(
     reply = await session.api.get(f"{session.url}/v1/x/")
     assert reply.status_code == 307
     assert reply.headers.get("location") == (session.url + expected if expected else None)
+
+
+# Answers that take long
+
+
+@dataclass
+class Slow:
+    """An engine that answers every request so, and notices when it is given up.
+
+    Attributes:
+        begins: whether an answer begins at all.
+        piece: what comes of it again and again, for ever.
+        came, gone: a request has come; its connection was closed before the answer ended.
+    """
+
+    begins: bool
+    piece: bytes
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            self.came.set()
+            if self.begins:
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+            while not reader.at_eof():
+                writer.write(self.piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        except ConnectionError:
+            pass
+        self.gone.set()
+        writer.close()
+
+
+SLOW: dict[str, Callable[[], Slow]] = {
+    "silent": lambda: Slow(begins=False, piece=b""),
+    "silent after its head": lambda: Slow(begins=True, piece=b""),
+    "slow": lambda: Slow(begins=True, piece=b"x" * 100),
+    "fast": lambda: Slow(begins=True, piece=b"x" * limits.MiB),
+}
+Open = Callable[[Slow, float], AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture
+def slow_session(renderer: ChatRenderer) -> Open:
+    """Opens a session behind the real HTTP server, before such an engine; given is the engine's time."""
+
+    @asynccontextmanager
+    async def open_session(engine: Slow, timeout_s: float) -> AsyncIterator[str]:
+        upstream = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
+        engine_url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+        app = application(
+            renderer, MemoryStore(), {}, replace(SETTINGS, engine_url=engine_url), timeout_s=timeout_s
+        )
+        async with served(app) as port:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                opened = await client.post(f"http://127.0.0.1:{port}/sessions")
+            yield f"http://127.0.0.1:{port}/sessions/{opened.json()['session_id']}"
+            upstream.close()
+
+    return open_session
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_a_client_that_goes_away_ends_the_engines_request(slow_session: Open, name: str) -> None:
+    """At once, whether the answer has begun or not, and also if the client had stopped reading it."""
+    engine = SLOW[name]()
+    async with slow_session(engine, 60.0) as session, asyncio.timeout(10):
+        url = httpx.URL(session)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(f"GET {url.path}/v1/models HTTP/1.1\r\nHost: api\r\n\r\n".encode())
+        await engine.came.wait()
+        if engine.begins:
+            assert b" 200 OK" in await reader.readline()
+        await asyncio.sleep(0.3)
+        assert not engine.gone.is_set()
+        writer.close()
+        await engine.gone.wait()
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_the_engines_time_is_a_total(slow_session: Open, name: str) -> None:
+    """An answer that has not begun then is 504; one that has begun is cut off, however much still comes."""
+    engine = SLOW[name]()
+    async with (
+        slow_session(engine, 0.5) as session,
+        asyncio.timeout(10),
+        httpx.AsyncClient(trust_env=False, timeout=None) as client,  # noqa: S113
+    ):
+        if engine.begins:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.get(f"{session}/v1/models")
+        else:
+            reply = await client.get(f"{session}/v1/models")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (504, "engine_timeout")
+        await engine.gone.wait()

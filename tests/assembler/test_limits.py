@@ -15,8 +15,10 @@ from tests.assembler.test_job import ASKED, FIRST, Stub, _wait
 from tests.assembler.test_worker import Jobs, Start, working  # noqa: F401
 from tokentape_assembler.archive import Archiver
 from tokentape_assembler.child import Child
+from tokentape_assembler.endpoint import Endpoint
 from tokentape_assembler.executor import ChildDied, ExecutorPool
 from tokentape_assembler.job import JobRunner
+from tokentape_assembler.telemetry import Telemetry
 from tokentape_contracts import keys, limits
 
 
@@ -33,7 +35,7 @@ async def test_one_assembly(
     program = (
         "import json, sys, time\nsys.stdin.readline()\nprint(json.dumps({'ready': True}), flush=True)\n"
         f"for line in sys.stdin: time.sleep({takes_s}); "
-        "print(json.dumps({'outcome': 'stored', 'detail': '', 'timing_ms': {}}), flush=True)"
+        "print(json.dumps({'outcome': 'stored', 'code': '', 'detail': '', 'timing_ms': {}}), flush=True)"
     )
     pool = ExecutorPool(1, [sys.executable, "-c", program], b"hello")
     await pool.start()
@@ -151,3 +153,21 @@ async def test_the_archiver_comes_round(fake: redis.asyncio.Redis, monkeypatch: 
     task.cancel()
     assert looks[0] - began >= 0.29
     assert looks[1] - looks[0] >= 0.29
+
+
+@pytest.mark.parametrize(("more", "pause_s", "answered"), [(0, 0.1, True), (1, 0.1, False), (0, 5.0, False)])
+async def test_heads_of_probes(
+    fake: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, more: int, pause_s: float, answered: bool
+) -> None:
+    """A head of the greatest length that comes in time is answered; a longer or a later one is not."""
+    monkeypatch.setattr(limits, "WORKER_HEAD_S", 0.5)
+    endpoint = Endpoint(Telemetry(), [fake], lambda: 1, "127.0.0.1", 0)
+    async with endpoint:
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        start = b"GET /health HTTP/1.1\r\nX: "
+        writer.write(start)
+        waiting = asyncio.create_task(reader.read())
+        await asyncio.wait({waiting}, timeout=pause_s)
+        writer.write(b"x" * (limits.WORKER_HEAD_BYTES - len(start) + more) + b"\r\n\r\n")
+        assert (await asyncio.wait_for(waiting, 5)).startswith(b"HTTP/1.1 200") == answered
+        writer.close()

@@ -1,5 +1,6 @@
 """Request bodies and headers: what is read, and what is refused with the field's name."""
 
+import math
 from typing import Any
 
 import orjson
@@ -181,10 +182,13 @@ def test_an_error_does_not_repeat_a_long_value() -> None:
     assert len(caught.value.detail) < 200
 
 
-def test_the_longest_deadline_is_allowed() -> None:
-    """A deadline of exactly the limit is read."""
-    body = orjson.dumps({"deadline_s": limits.COLLECT_DEADLINE_MAX_S})
-    assert SamplesRequest.parse(body).deadline_s == limits.COLLECT_DEADLINE_MAX_S
+def test_the_longest_deadline() -> None:
+    """A deadline of exactly the limit is read; the next number above it is refused."""
+    longest_s = limits.COLLECT_DEADLINE_MAX_S
+    assert SamplesRequest.parse(orjson.dumps({"deadline_s": longest_s})).deadline_s == longest_s
+    for beyond in (math.nextafter(longest_s, math.inf), int(longest_s) + 1):
+        with pytest.raises(InvalidRequest, match="at most 3600"):
+            SamplesRequest.parse(orjson.dumps({"deadline_s": beyond}))
 
 
 def test_equal_outcomes_have_equal_digests() -> None:

@@ -67,6 +67,14 @@ TESTS: dict[str, tuple[str, str]] = {
     "PROXY_BODY_BYTES": (f"{A}test_limits.py::test_forwarded_bodies",) * 2,
     "PROXY_TARGET_CHARS": (f"{A}test_limits.py::test_forwarded_targets",) * 2,
     "HEAD_BYTES": ("tests/fuzz/test_proxy.py::test_heads",) * 2,
+    "REQUEST_HEAD_S": (
+        f"{A}test_limits.py::test_a_head_in_time",
+        f"{A}test_limits.py::test_a_head_that_does_not_end",
+    ),
+    "REQUEST_BODY_S": (
+        f"{A}test_limits.py::test_a_body_in_time",
+        f"{A}test_limits.py::test_a_body_that_does_not_go_on",
+    ),
     "JSON_DEPTH": (
         f"{C}test_http.py::test_a_body_may_nest_up_to_the_limit",
         f"{C}test_http.py::test_a_body_that_is_no_object_is_refused",
@@ -99,8 +107,12 @@ TESTS: dict[str, tuple[str, str]] = {
     ),
     "REPLAY_BYTES": (f"{A}test_payload.py::test_too_large_a_payload_is_not_decoded",) * 2,
     "ENGINE_CONNECTIONS": (f"{A}test_limits.py::test_connections_to_the_engine",) * 2,
+    "ENGINE_CONNECT_S": (f"{A}test_limits.py::test_connecting_to_the_engine",) * 2,
     "ENGINE_KEEP_ALIVE_S": (f"{A}test_limits.py::test_idle_connections_to_the_engine",) * 2,
-    "API_KEEP_ALIVE_S": ("tests/integration/test_limits.py::test_idle_connections",) * 2,
+    "API_KEEP_ALIVE_S": (
+        f"{A}test_limits.py::test_a_new_connection",
+        "tests/integration/test_limits.py::test_idle_connections",
+    ),
     "DRAIN_S": ("tests/integration/test_limits.py::test_draining",) * 2,
     "LAST_REQUEST_S": ("tests/integration/test_limits.py::test_a_request_on_its_way",) * 2,
     "STORE_RETRY_S": (
@@ -116,10 +128,7 @@ TESTS: dict[str, tuple[str, str]] = {
         f"{A}test_limits.py::test_deadlines_of_a_collect",
         f"{A}test_refusals.py::test_deadline",
     ),
-    "COLLECT_DEADLINE_MAX_S": (
-        f"{C}test_http.py::test_the_longest_deadline_is_allowed",
-        f"{A}test_refusals.py::test_bad_samples_body",
-    ),
+    "COLLECT_DEADLINE_MAX_S": (f"{C}test_http.py::test_the_longest_deadline",) * 2,
     "QUEUE_DEPTH": (f"{A}test_limits.py::test_the_queue",) * 2,
     "RESULT_TTL_S": (f"{W}test_limits.py::test_a_result_expires",) * 2,
     "ASSEMBLY_TIMEOUT_S": (f"{W}test_limits.py::test_one_assembly",) * 2,
@@ -136,6 +145,8 @@ TESTS: dict[str, tuple[str, str]] = {
     "JOB_TRIES": (f"{W}test_limits.py::test_tries",) * 2,
     "QUEUE_READ": (f"{W}test_limits.py::test_entries_of_the_queue",) * 2,
     "CHILD_START_S": (f"{W}test_limits.py::test_the_start_of_a_child",) * 2,
+    "WORKER_HEAD_S": (f"{W}test_limits.py::test_heads_of_probes",) * 2,
+    "WORKER_HEAD_BYTES": (f"{W}test_limits.py::test_heads_of_probes",) * 2,
     "AUDIT_ENTRIES": (
         f"{W}test_limits.py::test_the_audit_keeps_its_entries",
         f"{W}test_audit.py::test_the_audit_is_bounded",

@@ -19,7 +19,8 @@ from tokentape_contracts import limits
 API = """
 from tokentape_contracts import limits
 limits.DRAIN_S = 1 - int(limits.ENGINE_TIMEOUT_S)
-limits.API_KEEP_ALIVE_S = 1
+limits.API_KEEP_ALIVE_S = 2
+limits.REQUEST_HEAD_S = limits.REQUEST_BODY_S = 1
 from tokentape_cli.main import main
 main()
 """
@@ -69,6 +70,26 @@ async def test_idle_connections(system: Fleet, client: httpx.AsyncClient) -> Non
             await reader.readuntil(b'{"status":"ok"}')
             await asyncio.sleep(0.4)
         assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"POST /sessions HT", b"HTTP/1.1 400 Bad Request"),
+        (b"POST /sessions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{", b"HTTP/1.1 400 Bad Request"),
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_requests_that_do_not_end(
+    system: Fleet, client: httpx.AsyncClient, sent: bytes, answer: bytes
+) -> None:
+    """A connection is closed that sends nothing, or not all of a request."""
+    async with api(system, client) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n")[0] == answer
         writer.close()
 
 

@@ -67,7 +67,12 @@ def test_a_refusal_shows_no_secret(option: str, userinfo: str, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"), [("http://[x", "is not a URL"), (f"http://u:{SECRET}@/x", "a host is missing")]
+    ("url", "reason"),
+    [
+        ("http://[x", "is not a URL"),
+        (f"http://u:{SECRET}@/x", "a host is missing"),
+        (f"http://u:{SECRET}@a\\b/x", "holds what no host's name can"),
+    ],
 )
 def test_an_engine_url_that_is_none(url: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused at the start; without a host, the HTTP client would quote it in every error."""

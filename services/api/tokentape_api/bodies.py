@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
+from tokentape_contracts import limits
 from tokentape_contracts.errors import InvalidRequest, RequestTooLarge
 from tokentape_contracts.http import parse_object
+
+STALLED: Final = "tokentape.stalled"
+"""Name of the ASGI extension that a request gets when its body has paused for `limits.REQUEST_BODY_S`."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -15,17 +19,22 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         RequestTooLarge: it is longer than `limit` bytes; reading stops there.
+        InvalidRequest: it paused for too long. Only `BoundedHttp` tells.
+        ClientDisconnect: the client is gone.
     """
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdigit() else 0
     chunks: list[bytes] = []
     if size <= limit:
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                break
+        size, more = 0, True
+        while more and size <= limit:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            size, more = size + len(chunks[-1]), message.get("more_body", False)
+            if more and STALLED in request.scope.get("extensions", ()):
+                raise InvalidRequest(f"nothing of the body's rest came for {limits.REQUEST_BODY_S:g} s")
     if size > limit:
         raise RequestTooLarge(f"the body is longer than {limit} bytes")
     return b"".join(chunks)

@@ -1,8 +1,9 @@
-"""uvicorn's HTTP protocol with a bound on what comes before a body, and an end that breaks no request off.
+"""uvicorn's HTTP protocol with bounds on what a client sends, and an end that breaks no request off.
 
 llhttp takes a URL and headers of any length, and whoever reaches the port could fill the memory with them.
-uvicorn closes idle connections the moment that it is told to end, with requests that are on their way. And it
-tells an application that the client has gone only if a task waits for that.
+uvicorn waits for ever for a request that has not come to its end, as its only timer begins with an answer and
+ends with the next byte. It closes idle connections the moment that it is told to end, with requests that are
+on their way. And it tells an application that the client has gone only if a task waits for that.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tokentape_api.bodies import STALLED
 from tokentape_api.connected import HANGUP, Hangup
 from tokentape_contracts import limits
 
@@ -18,7 +20,10 @@ _REST: Final = 64
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 400 and hangs up once a request's head is longer than `limits.HEAD_BYTES`.
+    """Answers 400 and hangs up once a request's head is longer than `limits.HEAD_BYTES`, or takes longer than
+    `limits.REQUEST_HEAD_S`. A body that pauses for `limits.REQUEST_BODY_S` gets the extension `STALLED`.
+
+    A connection has one timer, uvicorn's own, and a request that comes in one piece does not touch it.
 
     When the server ends, a connection stays for the request that it has, or for one that comes within
     `limits.LAST_REQUEST_S`; the answer says that it closes. Requests have the extension `HANGUP`.
@@ -30,13 +35,17 @@ class BoundedHttp(HttpToolsProtocol):
     _completed = 0
     """Requests that have been read."""
     _is_last = False
+    _ends: float | None = None
+    """Until when the head must be here that has begun, or the rest of a body that was answered before."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._hangup = Hangup(self.flow.resume_reading)
+        self._wait_for_a_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self._hangup.come()
 
     def on_message_begin(self) -> None:
@@ -52,14 +61,14 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._ends = False, None
         super().on_headers_complete()
         if self._is_last:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._head_bytes, self._is_in_head = 0, True
+        self._head_bytes, self._is_in_head, self._ends = 0, True, None
         self._completed += 1
 
     def data_received(self, data: bytes) -> None:
@@ -70,6 +79,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_bytes = max(self._head_bytes, before[1] + len(data))
             if self._head_bytes > limits.HEAD_BYTES + _REST and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
+        if not self._is_in_head or self.cycle is None or self.cycle.response_complete:
+            self._bound(self._is_in_head and before[0] != self._completed)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is None and not self._is_in_head:  # the next request has begun
+            self._bound(False)
 
     def shutdown(self) -> None:
         self._is_last = True
@@ -77,6 +93,42 @@ class BoundedHttp(HttpToolsProtocol):
             self.loop.call_later(limits.LAST_REQUEST_S, super().shutdown)
         else:
             super().shutdown()
+
+    def _bound(self, is_idle: bool) -> None:
+        """Bounds the wait for what is missing: uvicorn has just ended its timer, or has begun none."""
+        if self.transport.is_closing():
+            return
+        if is_idle:
+            self._wait_for_a_request()
+        elif not self._is_in_head and not self.cycle.response_complete:
+            self._wait_for_a_body()
+        else:
+            if self._ends is None:
+                bound_s = limits.REQUEST_HEAD_S if self._is_in_head else limits.REQUEST_BODY_S
+                self._ends = self.loop.time() + bound_s
+            self.timeout_keep_alive_task = self.loop.call_at(self._ends, self._is_late)
+
+    def _wait_for_a_request(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _wait_for_a_body(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(limits.REQUEST_BODY_S, self._has_stalled)
+
+    def _has_stalled(self) -> None:
+        if self.flow.read_paused:  # it is we who do not read
+            self._wait_for_a_body()
+            return
+        self.cycle.scope["extensions"][STALLED] = {}
+        self.cycle.keep_alive = False
+        self.cycle.message_event.set()
+
+    def _is_late(self) -> None:
+        if self._is_in_head and not self.transport.is_closing():
+            self.send_400_response("The head of the request did not come to its end in time.")
+        else:
+            self.transport.close()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

@@ -22,8 +22,6 @@ Answer = tuple[HTTPStatus, str, bytes]
 """Status, content type, body."""
 
 _JSON: Final = "application/json"
-_HEAD_TIMEOUT_S: Final = 5.0
-_HEAD_BYTES: Final = 16 * 1024
 
 log = logging.getLogger("tokentape.assembler")
 
@@ -67,7 +65,9 @@ class Endpoint:
 
     async def __aenter__(self) -> None:
         try:
-            self._server = await asyncio.start_server(self._serve, *self._address, limit=_HEAD_BYTES)
+            self._server = await asyncio.start_server(
+                self._serve, *self._address, limit=limits.WORKER_HEAD_BYTES
+            )
         except OSError as error:
             raise ValueError(f"metrics-port: {error}") from error
         log.info("metrics and probes at http://%s:%s", self._address[0], self.port)
@@ -80,7 +80,7 @@ class Endpoint:
         # A peer that is gone, sends no head or too long a one, gets no answer.
         gone = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
         with closing(writer), suppress(*gone):
-            async with asyncio.timeout(_HEAD_TIMEOUT_S):
+            async with asyncio.timeout(limits.WORKER_HEAD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             status, content_type, body = await self._answer(head)
             writer.write(

@@ -23,6 +23,7 @@ from tokentape_core.text.families import FAMILIES
 
 PREFIX: Final = "TOKENTAPE_"
 LOG_FORMATS: Final = ("console", "json")
+_HOST: Final = re.compile(r"[\w.:%-]+")
 _ENCODE: Final = "special characters of a password must be percent-encoded"
 
 
@@ -99,8 +100,8 @@ def _url(*schemes: str) -> Callable[[str], str]:
             _ = parts.port
         except ValueError:  # whose text quotes what stands there, which may be a part of a password
             raise ValueError(f"its port is no number; {_ENCODE}") from None
-        if not parts.hostname:
-            raise ValueError("a host is missing")
+        if not _HOST.fullmatch(parts.hostname or ""):
+            raise ValueError("a host is missing, or holds what no host's name can")
         return text
 
     return parse

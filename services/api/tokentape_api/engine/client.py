@@ -18,7 +18,7 @@ from tokentape_api.engine.answer import Answer, Sent
 from tokentape_api.engine.body import Body
 from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Generated, Generations, Incoming, Wanted
 from tokentape_api.engine.probe import Probe
-from tokentape_api.engine.transport import CONNECT_S, AiohttpGenerations, forwarding_transport
+from tokentape_api.engine.transport import AiohttpGenerations, forwarding_transport
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable, text_of
 from tokentape_contracts.events import Ids
@@ -30,7 +30,6 @@ _UNREACHABLE: Final = (
     aiohttp.ConnectionTimeoutError,
     httpx.ConnectError,
     httpx.ConnectTimeout,
-    httpx.PoolTimeout,
 )
 _PIECE: Final = 64 * 1024
 """Bytes of an answer that are searched and decoded before the event loop turns."""
@@ -77,9 +76,11 @@ class HttpEngine(ABC):
         """What agents may read in an error."""
         self._timeout_s = timeout_s
         self._probe = Probe(self._ask, replay, incremental)
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, pool=timeout_s)
         self._client = httpx.AsyncClient(
-            timeout=timeout, transport=transport or forwarding_transport(), trust_env=False
+            # The engine has one deadline for the whole answer; httpx's begin anew with every chunk.
+            timeout=httpx.Timeout(None, connect=limits.ENGINE_CONNECT_S),
+            transport=transport or forwarding_transport(),
+            trust_env=False,
         )
         self._generations = generations or AiohttpGenerations()
 
@@ -108,7 +109,10 @@ class HttpEngine(ABC):
             for name, value in proxy_headers.to_engine(session_id, headers).items()
         ]
         with _engine_errors(self._shown_url):
-            async with self._client.stream(method, url, content=body, headers=sent) as response:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._client.stream(method, url, content=body, headers=sent) as response,
+            ):
                 received = proxy_headers.to_client(session_id, self._base_url, response.headers)
                 yield Incoming(response.status_code, received, response.aiter_bytes())
 

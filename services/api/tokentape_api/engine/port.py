@@ -129,7 +129,11 @@ class Engine(Protocol):
     def forward(
         self, session_id: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
     ) -> AbstractAsyncContextManager[Incoming]:
-        """Sends any other request on, to a path under the engine's base URL."""
+        """Sends any other request on, to a path under the engine's base URL.
+
+        Raises:
+            EngineUnavailable, EngineTimeout: the latter also while the answer is read.
+        """
 
     async def ready(self) -> None:
         """Raises `EngineUnavailable` or `EngineTimeout` unless the engine says that it is healthy."""

@@ -16,7 +16,6 @@ import httpx
 from tokentape_api.engine.port import Incoming
 from tokentape_contracts import limits
 
-CONNECT_S: Final = 10.0
 _RECEIVE_BUFFER: Final = 128 * 1024
 """Of each connection. uvloop empties a socket without a pause: 6 MiB, which Linux allows by default, stop the
 loop for 20 ms."""
@@ -74,7 +73,7 @@ def _session() -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         # The engine has one deadline for the whole answer; aiohttp's begins anew with every chunk.
-        timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_S),
+        timeout=aiohttp.ClientTimeout(sock_connect=limits.ENGINE_CONNECT_S),
     )
 
 

@@ -1,16 +1,17 @@
 """The catch-all: anything else under `/sessions/{sid}/…` goes to the engine."""
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 from urllib.parse import quote
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from tokentape_api.auth import caller_of
 from tokentape_api.bodies import read_body
+from tokentape_api.connected import while_connected
 from tokentape_api.engine.port import Incoming
 from tokentape_api.services import Services
 from tokentape_contracts import limits
@@ -86,10 +87,9 @@ async def forward(request: Request) -> Response:
         raise SessionDeleted("the session was deleted")
     body = await read_body(request, limits.PROXY_BODY_BYTES)
     stack = AsyncExitStack()
-    forwarded = await stack.enter_async_context(
-        services.engine.forward(session_id, request.method, quote(path), query, request.headers, body)
-    )
-    return StreamingResponse(_body(stack, forwarded), forwarded.status, forwarded.headers)
+    answer = services.engine.forward(session_id, request.method, quote(path), query, request.headers, body)
+    incoming = await while_connected(request, stack.enter_async_context(answer))
+    return _Forwarded(request, stack, incoming)
 
 
 def _check(path: str, query: str) -> None:
@@ -111,7 +111,19 @@ def _check(path: str, query: str) -> None:
         raise InvalidRequest("the path is percent-encoded twice")
 
 
-async def _body(stack: AsyncExitStack, forwarded: Incoming) -> AsyncIterator[bytes]:
-    async with stack:
-        async for chunk in forwarded.body:
-            yield chunk
+class _Forwarded(StreamingResponse):
+    """The engine's answer as it comes in. A client that goes away ends it at once.
+
+    Args:
+        stack: ends the engine's request.
+    """
+
+    def __init__(self, request: Request, stack: AsyncExitStack, incoming: Incoming) -> None:
+        super().__init__(incoming.body, incoming.status, incoming.headers)
+        self._request = request
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        with suppress(ClientDisconnect):
+            async with self._stack:
+                await while_connected(self._request, self.stream_response(send))
