@@ -2,6 +2,15 @@
 
 Nothing here trusts the code under test more than it must: ids are compared as Redis gives them, tokens with
 what the engine gave each client. Only INV-9 is checked with the assembler itself.
+
+Checked are INV-1 to INV-4, INV-7 and INV-8 as far as clients can tell, INV-9, and of INV-10 the deadlines
+(`cluster.leftovers` has the rest). What is not checked here is about time and size, of which a history under
+faults says nothing:
+
+- INV-5, the loop never waits for CPU: `tests/api/test_engine_loop.py`, `tests/assembler/test_executor.py`,
+  `tests/text/test_render.py`
+- INV-6, linear cost: `tests/unit/test_decide.py`, `tests/property/test_replay.py`,
+  `tests/contracts/test_samples.py`, and the benchmarks `collect_cpu` and `replay_bytes`
 """
 
 import asyncio

@@ -213,10 +213,12 @@ class Cluster:
         history = History()
         workload = Workload(urls or self.urls, history, draw.randrange(2**32), metadata=metadata)
         async with workload.running(episodes):
-            yield history
-            for proxy in self.all_proxies:
-                proxy.disarm()
-                proxy.release()
+            try:
+                yield history
+            finally:
+                for proxy in self.all_proxies:
+                    proxy.disarm()
+                    proxy.release()
         await asyncio.to_thread(self.heal)
         await self.verify(history, allowed=allowed)
 
@@ -233,36 +235,41 @@ class Cluster:
         """Compares the history with Redis."""
         client = connect(self.valkey.url)
         try:
-            leftovers = await self._leftovers(client)
+            left = await leftovers(client, self._children)
             recorded = await read_all(client, history.sessions)
         finally:
             await client.aclose()
         report = await check(history, recorded, self.tokenizer.decode, self.renderer, allowed=allowed)
-        report.problems += leftovers
+        self._children.clear()
+        report.problems += left
         for name in ("acknowledged", "recorded", "lost", "doubled", "unclear", "collects"):
             setattr(self.total, name, getattr(self.total, name) + getattr(report, name))
         self.report = report
         return report
 
-    async def _leftovers(self, client: Any) -> list[str]:
-        """Jobs, leases, keys without a time to live and processes that should not be there any more."""
-        problems = []
-        if not await _within(SETTLED_S, lambda: _is_settled(client)):
-            queue = await client.zrange(keys.QUEUE, 0, -1)
-            problems.append(f"INV-10: left in the queue: {queue}, {await client.keys('arq:*')}")
-        for key in await client.keys("*"):
-            if await client.ttl(key) == -1 and key.decode() not in WITHOUT_TTL:
-                problems.append(f"INV-10: {key.decode()} lives for ever")
-        if await client.llen(keys.WAKE) > limits.QUEUE_DEPTH:
-            problems.append("INV-10: too many wake-up tokens")
 
-        async def are_gone() -> bool:
-            return not any(map(_runs, self._children))
+async def leftovers(client: Any, children: Collection[int]) -> list[str]:
+    """Jobs, leases, keys without a time to live and processes that should not be there any more.
 
-        if not await _within(SETTLED_S, are_gone):
-            problems.append(f"INV-10: orphans: {sorted(filter(_runs, self._children))}")
-        self._children.clear()
-        return problems
+    Args:
+        children: process ids of those whose parents were ended.
+    """
+    problems = []
+    if not await _within(SETTLED_S, lambda: _is_settled(client)):
+        queue = await client.zrange(keys.QUEUE, 0, -1)
+        problems.append(f"INV-10: left in the queue: {queue}, {await client.keys('arq:*')}")
+    for key in await client.keys("*"):
+        if await client.ttl(key) == -1 and key.decode() not in WITHOUT_TTL:
+            problems.append(f"INV-10: {key.decode()} lives for ever")
+    if await client.llen(keys.WAKE) > limits.QUEUE_DEPTH:
+        problems.append("INV-10: too many wake-up tokens")
+
+    async def are_gone() -> bool:
+        return not any(map(_runs, children))
+
+    if not await _within(SETTLED_S, are_gone):
+        problems.append(f"INV-10: orphans: {sorted(filter(_runs, children))}")
+    return problems
 
 
 async def _is_settled(client: Any) -> bool:

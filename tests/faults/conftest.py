@@ -10,7 +10,10 @@ import pytest
 
 from tests.faults.cluster import Cluster, cluster
 
-SEED = int(os.environ.get("FAULT_SEED") or random.SystemRandom().randrange(2**31))
+_DRAW = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+SEED = int(os.environ.get("FAULT_SEED") or _DRAW.randrange(2**31))
+"""One for all processes of a run, whether they inherit it from the one that prints the header or not."""
+os.environ["FAULT_SEED"] = str(SEED)
 FIGURES = os.environ.get("FAULT_FIGURES")
 """A folder that gets the figures of each process of this run, for `benchmarks.faults`."""
 

@@ -76,22 +76,28 @@ async def test_a_worker_dies_around_the_announcement(sound: Cluster, draw: rando
     assert (again.status, again.digest == collected.digest) == (200, again.contract == collected.contract)
 
 
-async def test_a_child_dies_around_its_result(sound: Cluster, draw: random.Random) -> None:
-    """A child is killed around writing its result: 503 `assembly_failed`, and the next POST is 200."""
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [("before", (503, "assembly_failed")), ("after", (200, ""))],
+    ids=["nothing stored", "stored"],
+)
+async def test_a_child_dies_around_its_result(
+    sound: Cluster, draw: random.Random, moment: Any, told: tuple[int, str]
+) -> None:
+    """A child is killed around writing its result: 200 if it is stored, else 503 and the next POST is 200."""
     history = History()
     async with sound.workload(history, draw) as driver:
         session = await driver.open("tree")
         await driver.agent(session, 2)
-        moment: Moment = draw.choice(["before", "after"])
         children = [sound.child(worker) for worker in sound.workers]
         rules = [
             proxy.strike(RESULT, moment, child.kill)
             for proxy, child in zip(sound.worker_proxies, children, strict=True)
         ]
-        failed = await driver.collect_once(session, max_seq_len=NEW)
+        collected = await driver.collect_once(session, max_seq_len=NEW)
         await _one_struck(rules, sound.worker_proxies)
-        sound.faults["a child is killed around its result"] += 1
-        assert (failed.status, failed.code) == (503, "assembly_failed")
-        assert (await driver.collect_once(session)).status == 200
+        sound.faults[f"a child is killed {moment} its result"] += 1
+        assert (collected.status, collected.code) == told
+        assert (await driver.collect_once(session, max_seq_len=NEW)).status == 200
         await driver.delete(session)
     await sound.verify(history, allowed={"assembly_failed"})

@@ -2,23 +2,32 @@
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
 from typing import Any
 
+import fakeredis
 import numpy as np
 import pytest
 
+from tests.faults import cluster
 from tests.faults.checker import Recorded, Report, check
 from tests.faults.engine import DIGEST, digest_of
 from tests.faults.history import Call, History
 from tests.support.sessions import opened, sealed, turn
+from tokentape_assembler import outcome
 from tokentape_assembler.outcome import outcome_of
+from tokentape_contracts import keys, limits
 from tokentape_contracts.events import OPENED_ID, SEALED_ID, Fields, encode
 from tokentape_contracts.http import SamplesRequest
 from tokentape_contracts.jobs import AssembleJob
+from tokentape_contracts.samples import Sample
+from tokentape_core.domain.assemble import Assembly, assemble
 from tokentape_core.store import MemoryStore
 
 SID = "a" * 32
+GONE = 2**30
+"""A process id that no process can have."""
 
 
 def text_of(ids: Any) -> str:
@@ -90,8 +99,8 @@ class Story:
         asked = SamplesRequest()
         tail = f"{turns}-0"
         job = AssembleJob(SID, tail, asked.digest(tail, 1), 1, None, None)
-        outcome = await outcome_of(job, store, text_of)
-        self.change("collect", 5, payload=outcome.payload, digest=outcome.digest)
+        delivered = await outcome_of(job, store, text_of)
+        self.change("collect", 5, payload=delivered.payload, digest=delivered.digest)
 
     def change(self, kind: str, at: float, /, **changes: Any) -> None:
         """Replaces fields of one call."""
@@ -101,7 +110,8 @@ class Story:
     async def report(self) -> Report:
         history = History()
         history.calls, history.started = self.calls, len(self.calls)
-        return await check(history, {SID: Recorded(self.entries)}, text_of, allowed={"store_unavailable"})
+        allowed = {"store_unavailable", "queue_full"}
+        return await check(history, {SID: Recorded(self.entries)}, text_of, allowed=allowed)
 
 
 async def test_a_true_story_is_believed() -> None:
@@ -198,6 +208,18 @@ def _without_code(story: Story) -> None:
     story.change("chat", 4, code="")
 
 
+def _final(story: Story) -> None:
+    story.change("chat", 4, retry="false")
+
+
+def _retryable(story: Story) -> None:
+    story.change("chat", 7, retry="true")
+
+
+def _full(story: Story) -> None:
+    story.change("chat", 4, code="queue_full")
+
+
 def _refused(story: Story) -> None:
     story.change("chat", 4, status=400, code="cannot_extend", retry="false")
 
@@ -234,6 +256,9 @@ LIES: dict[str, tuple[Callable[[Story], None], str]] = {
     "a late answer": (_late, "INV-10: later than its 5 s: delete"),
     "a defect": (_defect, "INV-7: not explained by a fault"),
     "an error without a code": (_without_code, "INV-7: no code"),
+    "an outage that is said to be final": (_final, "INV-7: x-should-retry is 'false': chat a4"),
+    "a refusal that is said to pass": (_retryable, "INV-7: x-should-retry is 'true': chat a5"),
+    "a full queue without a time": (_full, "INV-7: no Retry-After: chat a4"),
     "an odd refusal": (_refused, "INV-7: refused without a reason"),
     "a refused DELETE": (_delete_refused, "INV-8: delete"),
     "a payload of another digest": (_wrong_payload, "INV-9: the payload has another digest"),
@@ -250,6 +275,39 @@ async def test_a_lie_is_noticed(lie: str) -> None:
     doctor(story)
     report = await story.report()
     assert any(problem.startswith(complaint) for problem in report.problems), report.problems
+
+
+def _other_tokens(sample: Sample) -> None:
+    sample.tokens = sample.tokens[::-1]
+
+
+def _other_mask(sample: Sample) -> None:
+    sample.loss_mask = np.ones_like(sample.loss_mask)
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (_other_tokens, "INV-2: the sample's tokens are not the recorded ones"),
+        (_other_mask, "INV-2: 8 tokens are trained, which is not what was sampled"),
+    ],
+)
+async def test_an_assembler_that_always_errs_is_noticed(
+    harm: Callable[[Sample], None], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples are compared with the recorded tokens too: assembling them again gives the same ones."""
+
+    def err(*given: Any, **named: Any) -> Assembly:
+        assembly = assemble(*given, **named)
+        for sample in assembly.samples:
+            harm(sample)
+        return assembly
+
+    monkeypatch.setattr(outcome, "assemble", err)
+    story = Story()
+    await story.deliver()
+    (problem,) = (await story.report()).problems
+    assert problem.startswith(complaint)
 
 
 async def test_samples_without_an_acknowledged_turn_are_noticed() -> None:
@@ -278,3 +336,24 @@ async def test_a_session_that_is_gone_is_noticed() -> None:
     gone = await check(history, {}, text_of)
     empty = await check(history, {SID: Recorded([])}, text_of)
     assert [p[:5] for p in gone.problems + empty.problems] == ["INV-1", "INV-1"]
+
+
+async def test_what_is_left_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lives for ever by design is none: the queue's own keys, and a child that has gone."""
+    monkeypatch.setattr(cluster, "SETTLED_S", 0.1)
+    async with fakeredis.FakeAsyncRedis() as client:
+        await client.rpush(keys.WAKE, b"1")  # type: ignore[misc]
+        await client.zadd(keys.SEALED, {SID: 1.0})
+        await client.set(keys.archiving(SID), b"1", ex=60)
+        assert await cluster.leftovers(client, {GONE}) == []
+        await client.zadd(keys.QUEUE, {"job": 1})
+        await client.set("arq:in-progress:job", b"1", ex=60)
+        await client.xadd(keys.audit(SID), {"type": "x"})
+        await client.rpush(keys.WAKE, *[b"1"] * limits.QUEUE_DEPTH)  # type: ignore[misc]
+        problems = await cluster.leftovers(client, {GONE, os.getpid()})
+    assert [problem.removeprefix("INV-10: ") for problem in problems] == [
+        "left in the queue: [b'job'], [b'arq:queue', b'arq:in-progress:job']",
+        f"{keys.audit(SID)} lives for ever",
+        "too many wake-up tokens",
+        f"orphans: [{os.getpid()}]",
+    ]

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, Self
 
 import httpx
@@ -19,6 +20,7 @@ import orjson
 
 from tests.faults.driver import Driver
 from tests.faults.history import COLLECT_S, Call, History, Kind
+from tests.faults.hooks import FAULT, MEETING
 from tests.faults.replies import read
 from tokentape_driver.session import Session
 
@@ -166,6 +168,25 @@ class Workload:
     async def collect_once(self, session: str, deadline_s: float = COLLECT_S, **asked: Any) -> Call:
         """One collect, whatever becomes of it."""
         return await self._call("collect", session, asked=asked, deadline_s=deadline_s)
+
+    async def collect_together(
+        self, session: str, folder: Path, children: int, fault: Any = None, deadline_s: float = COLLECT_S
+    ) -> list[Call]:
+        """So many collects at once, each in a child of its own: the finish hook waits for the others.
+
+        None has a result yet, as the folder is a new one.
+
+        Args:
+            session: a tree.
+            folder: is made; `hooks.came_to` tells which children have come.
+            fault: what the hook does when all have come.
+        """
+        folder.mkdir()
+        meeting = {"folder": str(folder), "children": children}
+        asked = [{FAULT: fault, MEETING: meeting, "number": number} for number in range(children)]
+        return await asyncio.gather(
+            *(self.collect_once(session, deadline_s, metadata=metadata) for metadata in asked)
+        )
 
     async def collect(self, session: str) -> Call:
         """A collect that is repeated, as a trainer's operator would, until it is answered."""
