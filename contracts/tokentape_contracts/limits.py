@@ -26,6 +26,8 @@ closes. As long as nginx waits by default: behind one, this changes nothing."""
 REQUEST_BODY_S: Final = 60.0
 """A body may pause for so long; beyond it `invalid_request`, and the connection closes. The rest of a body
 that was answered before its end is read for so long in all."""
+REPLY_STALL_S: Final = 60.0
+"""A client may take nothing of its reply for so long; beyond it the connection is cut. Linux does it."""
 JSON_DEPTH: Final = 100
 """Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
 SESSION_ID_CHARS: Final = 64

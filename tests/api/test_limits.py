@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
 from unittest.mock import create_autospec
 from uuid import uuid4
 
@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
@@ -244,6 +244,44 @@ async def test_a_body_that_waits_for_us(
     body = b"x" * (4 * limits.MiB)
     connection[1].write(head(f"/sessions/{session}/tokenize", len(body)) + body)
     assert b" 200 OK" in await asyncio.wait_for(connection[0].readline(), 10)
+
+
+LONG: Final = 16 * limits.MiB
+
+
+@pytest.fixture
+async def long_reply(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.StreamReader]:
+    """The reply to a request, longer than all buffers on its way; its head has been read."""
+    monkeypatch.setattr(limits, "REPLY_STALL_S", 0.6)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(LONG // limits.MiB):
+            yield b"x" * limits.MiB
+
+    async def answer(_: Request) -> Response:
+        return StreamingResponse(parts(), headers={"content-length": str(LONG)})
+
+    async with served(Starlette(routes=[Route("/", answer)])) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: api\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        yield reader
+        writer.close()
+
+
+async def test_a_reply_that_is_read_slowly(long_reply: asyncio.StreamReader) -> None:
+    """A client may pause again and again, and take longer in all."""
+    for _ in range(6):
+        await asyncio.sleep(0.4)
+        await long_reply.readexactly(limits.MiB)
+    assert len(await long_reply.readexactly(LONG - 6 * limits.MiB)) == LONG - 6 * limits.MiB
+
+
+async def test_a_reply_that_is_not_read(long_reply: asyncio.StreamReader) -> None:
+    """The connection is cut after the pause: what waited is gone with it."""
+    await asyncio.sleep(1.5)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await asyncio.wait_for(long_reply.readexactly(LONG), 5)
 
 
 async def test_a_connection_that_breaks_has_no_timer() -> None:

@@ -75,6 +75,10 @@ TESTS: dict[str, tuple[str, str]] = {
         f"{A}test_limits.py::test_a_body_in_time",
         f"{A}test_limits.py::test_a_body_that_does_not_go_on",
     ),
+    "REPLY_STALL_S": (
+        f"{A}test_limits.py::test_a_reply_that_is_read_slowly",
+        f"{A}test_limits.py::test_a_reply_that_is_not_read",
+    ),
     "JSON_DEPTH": (
         f"{C}test_http.py::test_a_body_may_nest_up_to_the_limit",
         f"{C}test_http.py::test_a_body_that_is_no_object_is_refused",

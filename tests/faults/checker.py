@@ -125,7 +125,7 @@ def _answers(history: History, allowed: Collection[str]) -> Iterator[str]:
             continue
         if not call.code:
             yield f"INV-7: no code: {call}"
-        elif call.retry != ("true" if call.status in (503, 504) else "false"):
+        elif call.retry != ("true" if call.status in (429, 503, 504) else "false"):
             yield f"INV-7: x-should-retry is {call.retry!r}: {call}"
         elif call.status >= 500 and call.code not in allowed:
             yield f"INV-7: not explained by a fault: {call}"

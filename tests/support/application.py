@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
-from tokentape_api.protocol import BoundedHttp
+from tokentape_api.protocol import BoundedHttp, BoundedServer
 from tokentape_api.settings import ApiSettings
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.families import get_family
@@ -85,7 +85,7 @@ async def served(app: Starlette, keep_alive_s: int = 60) -> AsyncIterator[int]:
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=5,
     )
-    server = uvicorn.Server(config)
+    server = BoundedServer(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

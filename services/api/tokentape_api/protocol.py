@@ -1,19 +1,25 @@
-"""uvicorn's HTTP protocol with bounds on what a client sends, and an end that breaks no request off.
+"""uvicorn's HTTP server with bounds on what a client sends and takes, and an end that breaks no request off.
 
 llhttp takes a URL and headers of any length, and whoever reaches the port could fill the memory with them.
 uvicorn waits for ever for a request that has not come to its end, as its only timer begins with an answer and
-ends with the next byte. It closes idle connections the moment that it is told to end, with requests that are
-on their way. And it tells an application that the client has gone only if a task waits for that.
+ends with the next byte, and for a client that takes nothing of its answer. It closes idle connections the
+moment that it is told to end, with requests that are on their way. And it tells an application that the
+client has gone only if a task waits for that.
 """
 
 import asyncio
+import logging
+import socket
 from typing import Final
 
+from uvicorn import Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokentape_api.bodies import STALLED
 from tokentape_api.connected import HANGUP, Hangup
 from tokentape_contracts import limits
+
+log = logging.getLogger("tokentape.api")
 
 _REST: Final = 64
 """Method, version and line ends: what the parser does not tell of."""
@@ -134,3 +140,21 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes += size
         if self._head_bytes > limits.HEAD_BYTES:
             raise ValueError("the head of the request is too long")  # uvicorn makes a 400 of it
+
+
+class BoundedServer(Server):
+    """Cuts a connection whose client takes nothing of its answer for `limits.REPLY_STALL_S`.
+
+    TCP's user timeout (RFC 5482) does, which Linux has: it covers a client that reads no more as well as a
+    host that is gone. And the server says where it listens: `port` may have been 0.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+                    timeout_ms = int(limits.REPLY_STALL_S * 1000)
+                    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+                host, port = listening.getsockname()[:2]
+                log.info("the API is ready at http://%s:%s", host, port)

@@ -1,16 +1,14 @@
 """Running an API process."""
 
-import logging
 import signal
-from socket import socket
 
 from starlette.applications import Starlette
-from uvicorn import Config, Server
+from uvicorn import Config
 
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import connect_engine
-from tokentape_api.protocol import BoundedHttp
+from tokentape_api.protocol import BoundedHttp, BoundedServer
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
@@ -20,8 +18,6 @@ from tokentape_core.text.families import get_family
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.without_torch import without_torch
-
-log = logging.getLogger("tokentape.api")
 
 
 def build(settings: ApiSettings) -> Starlette:
@@ -63,21 +59,10 @@ def run(settings: ApiSettings) -> int:
         timeout_graceful_shutdown=int(settings.engine_timeout_s) + limits.DRAIN_S,
         timeout_keep_alive=limits.API_KEEP_ALIVE_S,
     )
-    server = _Server(config)
+    server = BoundedServer(config)
     # uvicorn raises the signal again once it has stopped in order; that must not end us with an error.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     heap.settle()
     server.run()
     return 0 if server.started else 1
-
-
-class _Server(Server):
-    """uvicorn's server, which says where it listens: `port` may have been 0."""
-
-    async def startup(self, sockets: list[socket] | None = None) -> None:
-        await super().startup(sockets)
-        for server in self.servers:
-            for listening in server.sockets:
-                host, port = listening.getsockname()[:2]
-                log.info("the API is ready at http://%s:%s", host, port)
