@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import httpx
 import pytest
-import uvicorn
 from hypothesis import settings as hypothesis_settings
 
-from tests.support.application import SETTINGS, application, small_qwen, small_renderer
-from tokentape_api.protocol import BoundedHttp
+from tests.support.application import SETTINGS, application, served, small_qwen, small_renderer
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.tokenizer import Tokenizer
 
@@ -72,38 +70,25 @@ class Wire:
 def wire(tokenizer: Tokenizer) -> Iterator[Wire]:
     """uvicorn with httptools, as `tokentape api` runs it, in front of a raw engine."""
     engine, transport = RawEngine(), OneHost()
-    made: list[uvicorn.Server] = []
-    up = threading.Event()
+    ports: list[int] = []
+    up, down = threading.Event(), threading.Event()
 
     async def main() -> None:
         upstream = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
         engine.port = upstream.sockets[0].getsockname()[1]
         settings = replace(SETTINGS, engine_url=f"http://127.0.0.1:{engine.port}")
-        config = uvicorn.Config(
-            application(
-                small_renderer(tokenizer), MemoryStore(), {"transport": transport}, settings, timeout_s=5.0
-            ),
-            host="127.0.0.1",
-            port=0,
-            http=BoundedHttp,
-            ws="none",
-            log_config=None,
-            access_log=False,
-        )
-        server = uvicorn.Server(config)
-        made.append(server)
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        up.set()
-        await task
+        network = {"transport": transport}
+        renderer = small_renderer(tokenizer)
+        async with served(application(renderer, MemoryStore(), network, settings, timeout_s=5.0)) as port:
+            ports.append(port)
+            up.set()
+            await asyncio.to_thread(down.wait)
         upstream.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert up.wait(30)
-    port = made[0].servers[0].sockets[0].getsockname()[1]
-    opened = httpx.post(f"http://127.0.0.1:{port}/sessions", trust_env=False).json()
-    yield Wire(port, opened["session_id"], engine, transport)
-    made[0].should_exit = True
+    opened = httpx.post(f"http://127.0.0.1:{ports[0]}/sessions", trust_env=False).json()
+    yield Wire(ports[0], opened["session_id"], engine, transport)
+    down.set()
     thread.join(10)
