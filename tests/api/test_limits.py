@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 from unittest.mock import create_autospec
 from uuid import uuid4
@@ -479,13 +479,21 @@ class SlowEngine:
         return Response("{}", 400)
 
 
+@asynccontextmanager
+async def slow_engine() -> AsyncIterator[tuple[SlowEngine, SGLangEngine]]:
+    """Such an engine, and the API's way to it."""
+    slow = SlowEngine()
+    async with served(slow.app) as port, asyncio.timeout(10):
+        engine = SGLangEngine(f"http://127.0.0.1:{port}", timeout_s=30.0)
+        yield slow, engine
+        await engine.close()
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_connections_to_the_engine(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """As many requests as the limit are with the engine at the same time; one more waits for its turn."""
     monkeypatch.setattr(limits, "ENGINE_CONNECTIONS", 2)
-    slow = SlowEngine()
-    async with served(slow.app) as port, asyncio.timeout(10):
-        engine = SGLangEngine(f"http://127.0.0.1:{port}", timeout_s=30.0)
+    async with slow_engine() as (slow, engine):
         asked = [asyncio.create_task(ask(engine, way)) for _ in range(3)]
         await slow.until(2)
         await asyncio.sleep(0.3)
@@ -493,16 +501,13 @@ async def test_connections_to_the_engine(monkeypatch: pytest.MonkeyPatch, way: s
         slow.go_on.set()
         await asyncio.gather(*asked)
         assert slow.came == 3
-        await engine.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_connection_to_the_engine(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Waiting for a connection counts as the engine's time, for both ways to it."""
     monkeypatch.setattr(limits, "ENGINE_CONNECTIONS", 1)
-    slow = SlowEngine()
-    async with served(slow.app) as port, asyncio.timeout(10):
-        engine = SGLangEngine(f"http://127.0.0.1:{port}", timeout_s=30.0)
+    async with slow_engine() as (slow, engine):
         held = asyncio.create_task(ask(engine, way))
         await slow.until(1)
         engine._timeout_s = 0.2
@@ -511,7 +516,6 @@ async def test_no_connection_to_the_engine(monkeypatch: pytest.MonkeyPatch, way:
         assert slow.came == 1
         slow.go_on.set()
         await held
-        await engine.close()
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -53,6 +53,11 @@ def series_of(text: str) -> dict[str, float]:
     }
 
 
+def outcomes(found: dict[str, float]) -> dict[str, float]:
+    """Outcome → jobs, of such series."""
+    return {outcome: found[f"job_outcomes_total {outcome}"] for outcome in telemetry.OUTCOMES}
+
+
 class InProcess:
     """Runs jobs in this process, as a child process would."""
 
@@ -168,7 +173,7 @@ async def test_a_job_that_nobody_waits_for(fake: redis.asyncio.Redis) -> None:
     found = Telemetry()
     await JobRunner(fake, fake, InProcess(fake), found).run(FIRST, job(turn_id(1)).to_json())
     after = series(found)
-    assert {outcome: after[f"job_outcomes_total {outcome}"] for outcome in telemetry.OUTCOMES} == {
+    assert outcomes(after) == {
         "stored": 0,
         "failed": 0,
         "dropped": 1,
@@ -211,7 +216,7 @@ async def test_a_job_that_fails(fake: redis.asyncio.Redis) -> None:
     with pytest.raises(RuntimeError), found.job(asked, 1):
         raise RuntimeError
     after = series(found)
-    assert {outcome: after[f"job_outcomes_total {outcome}"] for outcome in telemetry.OUTCOMES} == {
+    assert outcomes(after) == {
         "stored": 0,
         "failed": 1,
         "dropped": 0,
