@@ -133,15 +133,15 @@ class Collector:
         try:
             async with asyncio.timeout(_LEAVE_S):
                 with redis_errors():
-                    is_running, queued = await self._left(job)
+                    is_running, queued = await self._take_back(job)
         except (StoreUnavailable, TimeoutError):
             return "Redis does not answer"
         if is_running:
             return "a worker was still assembling them"
         return f"no worker had taken the job, one of {queued} that wait or run; are there enough workers?"
 
-    async def _left(self, job: AssembleJob) -> tuple[bool, int]:
-        """Whether the job runs, and how many wait or run."""
+    async def _take_back(self, job: AssembleJob) -> tuple[bool, int]:
+        """Takes back what nobody waits for; whether the job runs, and how many waited or ran."""
         pipe = self._queue.pipeline(transaction=False)
         pipe.exists(in_progress_key_prefix + job.job_id)
         pipe.zcard(keys.QUEUE)
