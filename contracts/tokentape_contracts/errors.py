@@ -4,6 +4,8 @@
     ├── RequestError            the caller must change something
     │   ├── InvalidRequest          400  a body or a parameter is wrong
     │   ├── CannotExtend            400  the conversation does not continue the recording
+    │   ├── AnswerAltered           400  a recorded answer came back as another one
+    │   ├── HeadChanged             400  other tools or template arguments than the conversation began with
     │   ├── Unauthenticated         401  no token, or an unknown one
     │   ├── Forbidden               403  the token's scopes do not allow it
     │   ├── SessionNotFound         404  no such session
@@ -81,6 +83,14 @@ class InvalidRequest(RequestError):
 
 class CannotExtend(RequestError):
     code = "cannot_extend"
+
+
+class AnswerAltered(RequestError):
+    code = "answer_altered"
+
+
+class HeadChanged(RequestError):
+    code = "head_changed"
 
 
 class Unauthenticated(RequestError):
@@ -211,6 +221,8 @@ class Rule:
 TABLE: Mapping[type[TokentapeError], Rule] = {
     InvalidRequest: Rule(400, False, Actor.CALLER),
     CannotExtend: Rule(400, False, Actor.CALLER),
+    AnswerAltered: Rule(400, False, Actor.CALLER),
+    HeadChanged: Rule(400, False, Actor.CALLER),
     Unauthenticated: Rule(401, False, Actor.CALLER),
     Forbidden: Rule(403, False, Actor.CALLER),
     SessionNotFound: Rule(404, False, Actor.CALLER),
