@@ -219,6 +219,24 @@ def test_another_special_token_is_a_type() -> None:
     )
 
 
+def test_a_date_is_that_of_the_session() -> None:
+    """A recording is compared with the prompt of its own day, whenever that is done."""
+    renderer = small_renderer("llama3_2", "llama3")
+    tokens = renderer.render([USER], opened_at=86_400.0)
+    sampled = np.zeros(len(tokens) + 2, dtype=bool)
+    sampled[-2:] = True
+    output = renderer.sample([USER], {"role": "assistant", "content": "a"})
+    tokens = np.concatenate([tokens, output])
+    path = [USER, {"role": "assistant", "content": "a"}]
+
+    same = find_mismatches(renderer, tokens, path, sampled=sampled, opened_at=86_400.0)
+    (found,) = find_mismatches(renderer, tokens, path, sampled=sampled, opened_at=0.0)
+
+    assert same == []
+    assert found["type"] == "non_assistant_text"
+    assert "02 Jan 1970" in found["actual_text"]
+
+
 def test_messages_that_cannot_be_rendered() -> None:
     """A generated call that is not JSON cannot be compared, and is refused with the reason."""
     broken = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}

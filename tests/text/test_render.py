@@ -53,13 +53,60 @@ def test_template_arguments_of_a_call_win(qwen3: Tokenizer) -> None:
     assert qwen3.decode(prompt.suffix).endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
+@pytest.mark.parametrize(
+    "name", ["chat_template", "tokenize", "messages", "add_generation_prompt", "strftime_now"]
+)
 def test_template_arguments_cannot_take_over(qwen3: Tokenizer, renderer: ChatRenderer, name: str) -> None:
     """Neither a request nor a setting can bring another template or change what is done with the result."""
     with pytest.raises(RenderError, match=f"may not be named {name}"):
         renderer.render(HELLO, template_kwargs={name: "x"})
     with pytest.raises(RenderError, match=f"may not be named {name}"):
         ChatRenderer(qwen3, get_family("qwen3"), {name: "x"})
+
+
+def test_template_arguments_are_told(qwen3: Tokenizer) -> None:
+    """The renderer's own template arguments can be read, and cannot be changed from outside."""
+    given: dict[str, object] = {"enable_thinking": False}
+    renderer = ChatRenderer(qwen3, get_family("qwen3"), given)
+    given["enable_thinking"] = True
+
+    assert renderer.template_kwargs == {"enable_thinking": False}
+    with pytest.raises(TypeError):
+        renderer.template_kwargs["enable_thinking"] = True  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("template", "family", "date"),
+    [
+        ("gptoss", "gpt-oss", "Current date: 2026-03-01\n"),
+        ("llama3_1", "llama3", "Today Date: 26 Jul 2024\n"),
+        ("llama3_2", "llama3", "Today Date: 01 Mar 2026\n"),
+    ],
+)
+def test_a_date_is_that_of_the_sessions_opening(template: str, family: str, date: str) -> None:
+    """A template that writes today's date writes the session's, in UTC, in all that it renders."""
+    renderer = small_renderer(template, family)
+    before_midnight = 1_772_409_599.0  # 2026-03-01T23:59:59Z
+    answer = {"role": "assistant", "content": "Hi"}
+
+    text = renderer.render_text(HELLO, opened_at=before_midnight)
+
+    assert date in text
+    assert renderer.tokenizer.decode(renderer.render(HELLO, opened_at=before_midnight)) == text
+    np.testing.assert_array_equal(
+        renderer.sample(HELLO, answer, opened_at=before_midnight), renderer.sample(HELLO, answer)
+    )
+
+
+def test_a_suffix_has_the_date_of_the_sessions_opening(with_template: Any) -> None:
+    """A date in a later message is that of the whole prompt, not of the day on which it is rendered."""
+    renderer = with_template(
+        "{% for m in messages %}{{ strftime_now('%d.%m.%y ') + m.content }}<|im_end|>{% endfor %}"
+    )
+
+    prompt = renderer.extend(np.array([1]), {"role": "assistant"}, HELLO, opened_at=86_400.0)
+
+    assert renderer.tokenizer.decode(prompt.suffix) == "<|im_end|>02.01.70 Hello<|im_end|>"
 
 
 def test_special_text_in_a_message_becomes_special(qwen3: Tokenizer, renderer: ChatRenderer) -> None:
@@ -258,6 +305,21 @@ def test_the_fingerprint_covers_all_that_renders(qwen3: Tokenizer) -> None:
     ]
     assert len(set(prints)) == 4
     assert fingerprint(qwen3, "qwen3") == prints[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "family", "kwargs", "fingerprint"),
+    [
+        ("qwen3_training", "qwen3", {}, "3e94a3f73bd72ff5"),
+        ("llama3_1", "llama3", {}, "f1d1b653bfce3e6f"),
+        ("qwen3", "qwen3", {"enable_thinking": False}, "941cc9ca5c759277"),
+    ],
+)
+def test_a_fingerprint_is_for_ever(
+    template: str, family: str, kwargs: dict[str, object], fingerprint: str
+) -> None:
+    """What all versions could be told gives the fingerprint of all versions: sessions survive an upgrade."""
+    assert small_renderer(template, family, **kwargs).fingerprint == fingerprint
 
 
 def _call(arguments: object) -> dict[str, object]:

@@ -7,7 +7,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
 from tokentape_core.text import sandbox
-from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_core.text.tokenizer import Tokenizer, TokenizerError
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
@@ -44,13 +44,13 @@ FORBIDDEN = (
 )
 
 
-def _outcome(template: str, *, hastened: bool) -> tuple[str, str]:
+def _outcome(template: str, *, prepared: bool) -> tuple[str, str]:
     # A comment makes it another template: transformers keeps what it has compiled.
-    text = template + ("{# quick #}" if hastened else "{# as ever #}")
-    if hastened:
-        sandbox.hasten(text)
+    text = template + ("{# quick #}" if prepared else "{# as ever #}")
+    if prepared:
+        assert sandbox.prepare(text)
     compiled = chat_template_utils._compile_jinja_template(text)
-    expected = sandbox._Sandbox if hastened else ImmutableSandboxedEnvironment
+    expected = sandbox._Sandbox if prepared else ImmutableSandboxedEnvironment
     assert type(compiled.environment) is expected
     try:
         return "", compiled.render(messages=MESSAGES)
@@ -60,19 +60,19 @@ def _outcome(template: str, *, hastened: bool) -> tuple[str, str]:
 
 @pytest.mark.parametrize("template", PLAIN)
 def test_gives_the_same_text(template: str) -> None:
-    outcome = _outcome(template, hastened=True)
+    outcome = _outcome(template, prepared=True)
     assert outcome[0] == ""
-    assert outcome == _outcome(template, hastened=False)
-    assert outcome == _outcome(template, hastened=True)  # by what it judged before
+    assert outcome == _outcome(template, prepared=False)
+    assert outcome == _outcome(template, prepared=True)  # by what it judged before
 
 
 @pytest.mark.parametrize("template", FORBIDDEN)
 def test_refuses_the_same(template: str) -> None:
     before = [dict(message) for message in MESSAGES]
-    outcome = _outcome(template, hastened=True)
+    outcome = _outcome(template, prepared=True)
     assert outcome[0] in {"SecurityError", "UndefinedError"}
-    assert outcome == _outcome(template, hastened=False)
-    assert outcome == _outcome(template, hastened=True)
+    assert outcome == _outcome(template, prepared=False)
+    assert outcome == _outcome(template, prepared=True)
     assert before == MESSAGES
 
 
@@ -80,9 +80,30 @@ def test_keeps_no_more_judgements_than_it_may(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sandbox, "_judgements", {})
     monkeypatch.setattr(sandbox, "_MOST_JUDGEMENTS", 2)
     template = "{{ messages[0].content.upper() ~ messages[0].content.lower() ~ messages[0].content.strip() }}"
-    assert _outcome(template, hastened=True) == ("", "HELLOhellohello")
-    assert _outcome("{{ messages.append(1) }}", hastened=True)[0] == "SecurityError"
+    assert _outcome(template, prepared=True) == ("", "HELLOhellohello")
+    assert _outcome("{{ messages.append(1) }}", prepared=True)[0] == "SecurityError"
     assert len(sandbox._judgements) == 2
+
+
+def test_another_version_of_transformers_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where compiled templates cannot be reached, those that write no date are rendered as ever."""
+    monkeypatch.delattr(chat_template_utils, "_compile_jinja_template")
+
+    assert not sandbox.prepare("{{ messages }}")
+    loaded = small_tokenizer()
+    loaded.chat_template = "{{ strftime_now('%Y') }}"
+    with pytest.raises(TokenizerError, match="no date but today's"):
+        Tokenizer(loaded).apply_template([{"role": "user", "content": "x"}], template_kwargs={})
+
+
+def test_outside_of_a_session_the_clock_goes_on() -> None:
+    """Who renders the same template without us gets today's date, also afterwards."""
+    loaded = small_tokenizer()
+    loaded.chat_template = "{{ strftime_now('%Y') }}"
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+
+    assert Tokenizer(loaded).apply_template(messages, template_kwargs={}, opened_at=0.0) == "1970"
+    assert int(loaded.apply_chat_template(messages, tokenize=False)) >= 2026
 
 
 def test_every_chat_template_is_rendered_in_it() -> None:

@@ -92,6 +92,16 @@ def test_a_negative_id_is_refused(qwen3: Tokenizer) -> None:
         qwen3.decode([5, -1])
 
 
+def test_the_size_counts_every_id(qwen3: Tokenizer) -> None:
+    """The greatest id of vocabulary and added tokens, plus 1."""
+    more = small_tokenizer()
+    more.add_tokens(["<|more|>"])
+
+    assert qwen3.size == 151_669
+    assert Tokenizer(more).size == Tokenizer(small_tokenizer()).size + 1
+    assert Tokenizer(more).token_id("<|more|>") == Tokenizer(more).size - 1
+
+
 def test_load_from_a_directory(tmp_path: Path) -> None:
     """A saved tokenizer loads without a network and has the same fingerprint every time."""
     hf = small_tokenizer()

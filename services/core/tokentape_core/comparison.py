@@ -9,12 +9,13 @@ from tokentape_core.text.mismatch import find_mismatches
 from tokentape_core.text.render import ChatRenderer
 
 
-def comparison(renderer: ChatRenderer, template: str) -> Compare | None:
+def comparison(renderer: ChatRenderer, template: str, opened_at: float = 0.0) -> Compare | None:
     """How a session's paths are compared.
 
     Args:
         template: the session's fingerprint; None is returned if the renderer's is another, because it would
             compare with somebody else's template.
+        opened_at: when the session was opened, in Unix seconds: the date that its template writes.
     """
     if renderer.fingerprint != template:
         return None
@@ -29,6 +30,7 @@ def comparison(renderer: ChatRenderer, template: str) -> Compare | None:
                 sampled=turn.sampled,
                 tools=turn.tools,
                 template_kwargs=turn.event.request.get("chat_template_kwargs"),
+                opened_at=opened_at,
             )
         except RenderError:
             return None

@@ -35,10 +35,12 @@ def find_mismatches(
     sampled: npt.NDArray[np.bool_],
     tools: Sequence[Mapping[str, object]] | None = None,
     template_kwargs: Mapping[str, object] | None = None,
+    opened_at: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Where the template would now write something else than `tokens` (shape [T]); [] if nowhere.
 
-    `messages` are the path's, the last one generated; `sampled` (shape [T]) is True on generated tokens.
+    `messages` are the path's, the last one generated; `sampled` (shape [T]) is True on generated tokens;
+    `opened_at` is that of the session, as `ChatRenderer` has it.
     Both sides are cut at special tokens and compared as text, so that other tokens for the same text are no
     mismatch. What follows the last generated token, and the token that ends the last turn, do not count.
 
@@ -59,7 +61,11 @@ def find_mismatches(
     if len(sampled) != len(tokens):
         raise ValueError(f"the mask has {len(sampled)} entries for {len(tokens)} tokens")
     text = renderer.render_text(
-        messages, tools=tools, template_kwargs=template_kwargs, generation_prompt=False
+        messages,
+        tools=tools,
+        template_kwargs=template_kwargs,
+        generation_prompt=False,
+        opened_at=opened_at,
     )
     generated = np.flatnonzero(sampled)
     end = int(generated[-1]) + 1 if generated.size else len(tokens)

@@ -47,12 +47,24 @@ class Prompt:
     suffix: _Ids
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a prompt depends on besides its messages."""
+
+    tools: _Tools | None = None
+    template_kwargs: Mapping[str, object] | None = None
+    opened_at: float = 0.0
+
+
 class ChatRenderer:
     """Renders a model's chat template into token ids. Immutable and safe to share between threads.
 
     A suffix of a few hundred tokens takes less than a millisecond. Run it in a thread for messages of more
     than some ten thousand characters: tokenising lets other threads run, the template itself takes
     milliseconds.
+
+    Everywhere `opened_at` is the time at which the session was opened, in Unix seconds. A template that
+    writes the date writes that one, in UTC: a session has the same prompt on every machine, in every replay.
     """
 
     def __init__(
@@ -67,7 +79,7 @@ class ChatRenderer:
             raise TokenizerError("the tokenizer has no chat template: give one as a Jinja file")
         self._tokenizer = tokenizer
         self._family = family
-        self._kwargs = self._checked(dict(template_kwargs))
+        self._kwargs = MappingProxyType(self._checked(dict(template_kwargs)))
         self._boundary = Boundary(tokenizer, family)
         self._splitter = Splitter(tokenizer)
         self._refusal = self._try_template()
@@ -83,6 +95,11 @@ class ChatRenderer:
     def fingerprint(self) -> str:
         """16 hex digits that change if the tokenizer, its template, the family or `template_kwargs` do."""
         return self._fingerprint
+
+    @property
+    def template_kwargs(self) -> Mapping[str, object]:
+        """The template arguments of every call that does not say otherwise; read-only."""
+        return self._kwargs
 
     @property
     def family(self) -> Family:
@@ -115,13 +132,15 @@ class ChatRenderer:
         *,
         tools: _Tools | None = None,
         template_kwargs: Mapping[str, object] | None = None,
+        opened_at: float = 0.0,
     ) -> _Ids:
         """The ids (int32[T]) of a whole conversation and the generation prompt.
 
         `template_kwargs` win over those of the renderer. A message that spells a special token yields that
         token, as in an engine that applies the template itself. Raises `RenderError`.
         """
-        return self._encode(self._apply(self._convert(messages), tools, template_kwargs))
+        request = _Request(tools, template_kwargs, opened_at)
+        return self._encode(self._apply(self._convert(messages), request))
 
     def render_text(
         self,
@@ -130,9 +149,11 @@ class ChatRenderer:
         tools: _Tools | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         generation_prompt: bool = True,
+        opened_at: float = 0.0,
     ) -> str:
         """As `render`, but not yet tokenised, with or without the generation prompt. Raises `RenderError`."""
-        return self._apply(self._convert(messages), tools, template_kwargs, generation_prompt)
+        request = _Request(tools, template_kwargs, opened_at)
+        return self._apply(self._convert(messages), request, generation_prompt)
 
     def extend(
         self,
@@ -142,6 +163,7 @@ class ChatRenderer:
         *,
         tools: _Tools | None = None,
         template_kwargs: Mapping[str, object] | None = None,
+        opened_at: float = 0.0,
     ) -> Prompt:
         """The prompt that continues a recorded turn with `new_messages` and the generation prompt.
 
@@ -162,7 +184,7 @@ class ChatRenderer:
             raise NotAppendable(self._refusal)
         self._check_roles(new_messages)
         new = self._convert(new_messages)
-        text = self._render_after_turn(assistant, new, tools, template_kwargs)
+        text = self._render_after_turn(assistant, new, _Request(tools, template_kwargs, opened_at))
         # The boundary token is tokenised with the rest: a vocabulary may let it swallow the spaces after it.
         following = self._encode(text)
         if not self._boundary.at_start(following):
@@ -177,18 +199,16 @@ class ChatRenderer:
         *,
         tools: _Tools | None = None,
         template_kwargs: Mapping[str, object] | None = None,
+        opened_at: float = 0.0,
     ) -> _Ids:
         """What a model that follows the template would sample as `assistant`, its stop token included.
 
         Where the template does not go on from its own generation prompt, that is what it writes after the
         tokens of the prompt that it keeps. Raises `RenderError`.
         """
-        before = self.render_text(history, tools=tools, template_kwargs=template_kwargs)
-        after = self._boundary.sampled(
-            self.render_text(
-                [*history, assistant], tools=tools, template_kwargs=template_kwargs, generation_prompt=False
-            )
-        )
+        request = _Request(tools, template_kwargs, opened_at)
+        before = self._apply(self._convert(history), request)
+        after = self._boundary.sampled(self._apply(self._convert([*history, assistant]), request, False))
         if after.startswith(before):
             return self._encode(after[len(before) :])
         prompt, turn = self._encode(before), self._encode(after)
@@ -216,8 +236,7 @@ class ChatRenderer:
         self,
         assistant: Message,
         new: Sequence[Message],
-        tools: _Tools | None,
-        template_kwargs: Mapping[str, object] | None,
+        request: _Request,
         earlier: Sequence[Message] = (),
     ) -> str:
         """What the template writes from the end of an assistant's turn on, boundary token included.
@@ -227,7 +246,7 @@ class ChatRenderer:
         """
         for sentinel in SENTINELS:
             turn = dummy_assistant(assistant, sentinel, self._family.arguments)
-            text = self._apply([*OPENING, *earlier, turn, *new], tools, template_kwargs)
+            text = self._apply([*OPENING, *earlier, turn, *new], request)
             if text.count(sentinel) == 1:
                 break
         else:
@@ -237,23 +256,21 @@ class ChatRenderer:
             raise NotAppendable(f"the template does not end an assistant's turn with {self._boundary.names}")
         return text[end:]
 
-    def _apply(
-        self,
-        messages: Sequence[Message],
-        tools: _Tools | None,
-        template_kwargs: Mapping[str, object] | None,
-        generation_prompt: bool = True,
-    ) -> str:
-        kwargs = self._checked({**self._kwargs, **(template_kwargs or {})})
+    def _apply(self, messages: Sequence[Message], request: _Request, generation_prompt: bool = True) -> str:
+        kwargs = self._checked({**self._kwargs, **(request.template_kwargs or {})})
         try:
-            # Some templates tell an empty list of tools from none; requests do not.
             return self._tokenizer.apply_template(
-                messages, tools=tools or None, template_kwargs=kwargs, generation_prompt=generation_prompt
+                messages,
+                # Some templates tell an empty list of tools from none; requests do not.
+                tools=request.tools or None,
+                template_kwargs=kwargs,
+                generation_prompt=generation_prompt,
+                opened_at=request.opened_at,
             )
         except _TEMPLATE_ERRORS as error:
             raise RenderError(f"the chat template refused the messages: {error}") from error
 
-    def _checked(self, template_kwargs: Mapping[str, object]) -> Mapping[str, object]:
+    def _checked(self, template_kwargs: dict[str, object]) -> dict[str, object]:
         reserved = sorted(self._tokenizer.reserved_kwargs & set(template_kwargs))
         if reserved:
             raise RenderError(f"template arguments may not be named {', '.join(reserved)}")
@@ -268,7 +285,7 @@ class ChatRenderer:
     def _try_template(self) -> str | None:
         """Compile the template; say why it cannot extend any turn, or None if it can."""
         try:
-            self._render_after_turn({}, (), None, None)
+            self._render_after_turn({}, (), _Request())
         except NotAppendable as error:
             return str(error)
         except RenderError as error:
@@ -289,8 +306,8 @@ class ChatRenderer:
         message = {"role": role, "content": "content", "tool_call_id": "call"}
         earlier: list[Message] = [*self._convert([turn]), message]
         try:
-            first = self._render_after_turn(turn, [message], None, None)
-            return first != self._render_after_turn(turn, [message], None, None, earlier)
+            first = self._render_after_turn(turn, [message], _Request())
+            return first != self._render_after_turn(turn, [message], _Request(), earlier)
         except (NotAppendable, RenderError):
             return False  # `extend` meets the same refusal, and has the reason
 

@@ -1,4 +1,4 @@
-"""The sandbox in which transformers runs chat templates: equally strict, in less time.
+"""The sandbox in which transformers runs chat templates: equally strict, in less time, by our clock.
 
 Jinja's sandbox judges every attribute that a template reads by some dozen `isinstance`, which takes much of
 the time of a long conversation. It judges by the object's type and the attribute's name only, so it is asked
@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["hasten"]
+from tokentape_core.text import clock
+
+__all__ = ["prepare"]
 
 _MOST_JUDGEMENTS: Final = 4096
 """Templates name some dozens. A template that makes up names has the rest judged as ever."""
@@ -39,17 +41,19 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
-def hasten(template: str) -> None:
-    """Makes transformers render this chat template in such a sandbox.
+def prepare(template: str) -> bool:
+    """Makes transformers render this chat template in such a sandbox, by the clock of `clock`.
 
-    A version of transformers that keeps its compiled templates elsewhere renders them as ever. Raises what
-    Jinja raises if the template is not valid.
+    False for a version of transformers that keeps its compiled templates elsewhere, and renders them as ever.
+    Raises what Jinja raises if the template is not valid.
     """
     from transformers.utils import chat_template_utils  # with the tokenizer, as it takes seconds
 
     try:
         environment = chat_template_utils._compile_jinja_template(template).environment
     except (AttributeError, TypeError):
-        return
+        return False
     if type(environment) is ImmutableSandboxedEnvironment:
+        environment.globals[clock.NAME] = clock.strftime_now
         environment.__class__ = _Sandbox
+    return type(environment) is _Sandbox

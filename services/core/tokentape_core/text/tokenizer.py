@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers.decoders import ByteLevel
 
+from tokentape_core.text import clock
 from tokentape_core.text.bytelevel import ByteTable
 from tokentape_core.text.errors import TokenizerError
-from tokentape_core.text.sandbox import hasten
+from tokentape_core.text.sandbox import prepare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,7 +31,7 @@ class Tokenizer:
     applying a template hold the interpreter lock.
     """
 
-    __slots__ = ("_backend", "_fingerprint", "_hf", "_reserved_kwargs", "_table")
+    __slots__ = ("_backend", "_fingerprint", "_hf", "_reserved_kwargs", "_size", "_table")
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Take over `tokenizer`, which nobody may change, or pad or truncate with, from now on."""
@@ -39,8 +40,10 @@ class Tokenizer:
         # Some tokenizer files carry the truncation of a training run: it would cut prompts silently.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._table = self._byte_table()
-        self._fingerprint = self._digest()
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self._size = max(vocabulary.values(), default=-1) + 1
+        self._table = self._byte_table(vocabulary)
+        self._fingerprint = self._digest(vocabulary)
         self._reserved_kwargs = _reserved_kwargs(tokenizer)
 
     @classmethod
@@ -81,6 +84,11 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """16 hex digits that change if the vocabulary, the merges, the special tokens or the template do."""
         return self._fingerprint
+
+    @property
+    def size(self) -> int:
+        """The greatest id that has a text, plus 1. Padded embeddings can sample ids from there on."""
+        return self._size
 
     @property
     def has_template(self) -> bool:
@@ -151,35 +159,39 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object],
         generation_prompt: bool = True,
+        opened_at: float = 0.0,
     ) -> str:
         """`messages`, and the generation prompt unless it is not wanted, as the chat template writes them.
 
-        `template_kwargs` must not hold any of `reserved_kwargs`: those would replace the template or change
-        what is done with it. Raises whatever the template raises. The compiled template is cached.
+        To the template it is `opened_at` (Unix seconds), in UTC. `template_kwargs` must not hold any of
+        `reserved_kwargs`: those would replace the template or change what is done with it. Raises whatever
+        the template raises, and `TokenizerError` for a template with a clock that cannot be stopped. The
+        compiled template is cached.
         """
-        hasten(self._hf.get_chat_template(tools=tools))
-        text = self._hf.apply_chat_template(
-            list(messages),
-            tools=None if tools is None else list(tools),
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            **template_kwargs,
-        )
+        template = self._hf.get_chat_template(tools=tools)
+        if not prepare(template) and clock.NAME in template:
+            raise TokenizerError("this version of transformers gives chat templates no date but today's")
+        with clock.stopped_at(opened_at):
+            text = self._hf.apply_chat_template(
+                list(messages),
+                tools=None if tools is None else list(tools),
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **template_kwargs,
+            )
         return str(text)
 
-    def _byte_table(self) -> ByteTable | None:
+    def _byte_table(self, vocabulary: Mapping[str, int]) -> ByteTable | None:
         """The fast decoder, if it decodes the whole vocabulary as the tokenizer itself does."""
         if not isinstance(self._backend.decoder, ByteLevel):
             return None
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
         table = ByteTable(vocabulary)
         ids = sorted(vocabulary.values())
         same = table.decode(ids) == self._backend.decode(ids, skip_special_tokens=False)
         return table if same else None
 
-    def _digest(self) -> str:
+    def _digest(self, vocabulary: Mapping[str, int]) -> str:
         # The vocabulary, not the library's serialisation of it, which changes between versions.
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
         digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
         # A tokenizer may carry several named templates: then this is a mapping.
         digest.update(json.dumps(self._hf.chat_template, sort_keys=True).encode())
@@ -189,4 +201,4 @@ class Tokenizer:
 def _reserved_kwargs(tokenizer: PreTrainedTokenizerFast) -> frozenset[str]:
     """The arguments of `apply_chat_template` that are not the template's, and those we fill ourselves."""
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters
-    return frozenset(parameters) - {"documents", "kwargs"} | {"messages"}
+    return frozenset(parameters) - {"documents", "kwargs"} | {"messages", clock.NAME}
