@@ -15,6 +15,9 @@ sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T]. A 
 int32 if they fit, and replay rows, which are nearly all bytes of a mixture-of-experts sample, in the smallest
 of uint8, uint16 and int32 that holds them; the decoded values are the same.
 
+Neither side passes on what no rollout can have given (`_ensure_possible`): arrays of other lengths than the
+sample's, a negative id, a log-prob that is none.
+
 Shapes: `T` tokens of a sample, `R` tokens of its response, `L` layers, `K` experts per token.
 """
 
@@ -29,6 +32,9 @@ import orjson
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
+
+from tokentape_contracts import limits
+from tokentape_contracts.tokens import first_bad_id, first_bad_log_prob
 
 SUPPORTED_CONTRACTS: Final = (1, 2)
 META: Final = "_samples_meta"
@@ -165,32 +171,26 @@ def encode_samples(
         contract: one of `SUPPORTED_CONTRACTS`.
 
     Raises:
-        MalformedSamples: a value does not fit its row of `WIRE`, or is not JSON (which knows no NaN).
+        MalformedSamples: a value does not fit its row of `WIRE`, or is not JSON (which knows no NaN), or no
+            rollout can have given the sample, as in `decode_samples`.
     """
     _ensure_supported(contract)
     tensors: dict[str, NDArray[Any]] = {}
     metas: list[dict[str, Any]] = []
     for i, sample in enumerate(samples):
-        meta: dict[str, Any] = {}
-        nulls: list[str] = []
-        for name, row in WIRE.items():
-            value = getattr(sample, name)
-            if row.carried == "json":
-                _ensure_finite(value, f"{name} of sample {i}")
-                meta[name] = value
-            elif value is None:
-                nulls.append(name)
-            else:
-                array = _wire_array(value, row, f"{name} of sample {i}")
-                tensors[f"{name}.{i}"] = _narrowed(array, row) if contract >= 2 else array
-        metas.append({**meta, "nulls": nulls})
+        meta, arrays = _written_sample(sample, f"of sample {i}")
+        metas.append(meta)
+        for name, array in arrays.items():
+            tensors[f"{name}.{i}"] = _narrowed(array, WIRE[name]) if contract >= 2 else array
     session = dict(session_metadata)
     if contract >= 2:
         accumulated = session.pop("accumulated_token_ids")
         if len(samples) != 1 or not np.array_equal(accumulated, samples[0].tokens):
             tensors[ACCUMULATED] = _wire_array(accumulated, WIRE["tokens"], "accumulated_token_ids")
+            _ensure_ids(tensors[ACCUMULATED], "accumulated_token_ids")
     elif isinstance(session.get("accumulated_token_ids"), np.ndarray):
         session["accumulated_token_ids"] = np.ascontiguousarray(session["accumulated_token_ids"])
+        _ensure_ids(session["accumulated_token_ids"], "accumulated_token_ids")
     content = {"samples": metas, "session_metadata": session, "empty_reason": empty_reason}
     try:
         json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -209,7 +209,9 @@ def decode_samples(payload: bytes, *, contract: int = 1) -> SamplesReply:
     Raises:
         MalformedSamples: not a container; a missing or wrongly shaped meta tensor; missing `nulls`; a null
             marker for a JSON field; a missing, unreferenced or wrongly typed tensor; metadata that is not
-            an object; an unknown status; a payload of another contract version.
+            an object; an unknown status; a payload of another contract version; a sample that no rollout can
+            have given: lengths that do not fit each other, a negative id, a mask other than 0 and 1, a
+            log-prob that is not finite, or above `limits.LOGPROB_MAX`.
     """
     _ensure_supported(contract)
     try:
@@ -231,6 +233,69 @@ def decode_samples(payload: bytes, *, contract: int = 1) -> SamplesReply:
 def _ensure_supported(contract: int) -> None:
     if contract not in SUPPORTED_CONTRACTS:
         raise ValueError(f"contract {contract} is none of {SUPPORTED_CONTRACTS}")
+
+
+def _written_sample(sample: Sample, where: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The JSON of a sample, and its arrays in the dtypes of `WIRE`."""
+    meta: dict[str, Any] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, row in WIRE.items():
+        value = getattr(sample, name)
+        if row.carried == "json":
+            _ensure_finite(value, f"{name} {where}")
+            meta[name] = value
+        elif value is not None:
+            arrays[name] = _wire_array(value, row, f"{name} {where}")
+    _ensure_possible(arrays, sample.response_length, where)
+    return {**meta, "nulls": [name for name in WIRE if name in TENSOR_FIELDS - arrays.keys()]}, arrays
+
+
+def _ensure_possible(arrays: Mapping[str, NDArray[Any]], response_length: Any, where: str) -> None:
+    """Raises for a sample that no rollout can have given; one rule for writer and reader.
+
+    Args:
+        arrays: the tensor fields that are not null. A null field breaks no rule; null tokens are none.
+    """
+    _ensure_lengths(arrays, response_length, where)
+    tokens, mask, log_probs = map(arrays.get, ("tokens", "loss_mask", "rollout_log_probs"))
+    if tokens is not None:
+        _ensure_ids(tokens, f"tokens {where}")
+    if mask is not None and mask.size and mask.max() > 1:
+        raise MalformedSamples(f"loss_mask {where} holds {mask.max()}; it must hold 0 and 1 only")
+    if log_probs is not None and (bad := first_bad_log_prob(log_probs)) is not None:
+        raise MalformedSamples(
+            f"rollout_log_probs {where} holds {log_probs[bad]} at {bad}; log-probs are finite and at most "
+            f"{limits.LOGPROB_MAX}"
+        )
+
+
+def _ensure_lengths(arrays: Mapping[str, NDArray[Any]], response_length: Any, where: str) -> None:
+    for name, array in arrays.items():
+        dimensions = 1 if WIRE[name].decoded == "list" else 3
+        if array.ndim != dimensions:
+            raise MalformedSamples(
+                f"{name} {where} must have {dimensions} dimension{'s'[: dimensions - 1]}, not shape "
+                f"{list(array.shape)}"
+            )
+    total = len(arrays.get("tokens", ()))
+    if type(response_length) is not int or not 0 <= response_length <= total:
+        raise MalformedSamples(
+            f"response_length {where} must be an integer from 0 to {total}, its number of tokens, not "
+            f"{response_length!r:.80}"
+        )
+    rows = max(total - 1, 0)
+    lengths = {"tokens": total, "loss_mask": response_length, "rollout_log_probs": response_length}
+    for name, array in arrays.items():
+        if len(array) != (expected := lengths.get(name, rows)):
+            raise MalformedSamples(
+                f"{name} {where} must have length {expected}, not {len(array)}: it has {total} tokens and "
+                f"response_length {response_length}"
+            )
+
+
+def _ensure_ids(ids: NDArray[Any], where: str) -> None:
+    if (bad := first_bad_id(ids)) is not None:
+        raise MalformedSamples(f"{where} holds the negative id {ids[bad]} at {bad}")
 
 
 def _ensure_finite(value: Any, where: str) -> None:
@@ -261,6 +326,8 @@ def _exact_array(value: Any, row: Wire, where: str) -> NDArray[Any]:
         return np.ascontiguousarray(array)
     if row.strict:
         raise MalformedSamples(f"{where} must have dtype {row.dtype}, not {array.dtype}")
+    if array.dtype.kind == "b" and row.dtype != np.uint8:
+        raise MalformedSamples(f"{where} holds booleans, which are neither ids nor log-probs")
     with np.errstate(invalid="ignore"):
         wire = array.astype(row.dtype)
     if not np.array_equal(wire, array, equal_nan=array.dtype.kind == "f"):
@@ -303,18 +370,23 @@ def _read_sample(i: int, meta: Any, tensors: dict[str, NDArray[Any]], contract: 
         raise MalformedSamples(f"nulls {where} is missing or not a list")
     if wrong := [name for name in nulls if not isinstance(name, str) or name not in TENSOR_FIELDS]:
         raise MalformedSamples(f"nulls {where} names {wrong[0]!r}, which is not a tensor field")
+    values = _read_json_fields(meta, where)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in (name for name, row in WIRE.items() if row.carried == "tensor" and name not in nulls):
+        arrays[name] = _checked_tensor(tensors.pop(f"{name}.{i}", None), name, contract, where)
+    _ensure_possible(arrays, values["response_length"], where)
+    for name in TENSOR_FIELDS:
+        values[name] = _decoded(arrays.get(name), WIRE[name])
+    return {name: values[name] for name in WIRE if name in values}
+
+
+def _read_json_fields(meta: Mapping[str, Any], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, row in WIRE.items():
-        if row.carried == "json":
-            if name in meta:
-                values[name] = _read_json(name, meta[name], where)
-            elif name not in OPTIONAL_FIELDS:
-                raise MalformedSamples(f"{name} {where} is missing")
-        elif name in nulls:
-            values[name] = row.null()
-        else:
-            allowed = (row.narrow or (row.dtype,)) if contract >= 2 else (row.dtype,)
-            values[name] = _read_tensor(tensors.pop(f"{name}.{i}", None), row, allowed, f"{name} {where}")
+    for name in (name for name, row in WIRE.items() if row.carried == "json"):
+        if name in meta:
+            values[name] = _read_json(name, meta[name], where)
+        elif name not in OPTIONAL_FIELDS:
+            raise MalformedSamples(f"{name} {where} is missing")
     return values
 
 
@@ -329,16 +401,21 @@ def _read_json(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def _read_tensor(
-    array: NDArray[Any] | None, row: Wire, allowed: Sequence[np.dtype[Any] | None], where: str
-) -> Any:
+def _checked_tensor(array: NDArray[Any] | None, name: str, contract: int, where: str) -> NDArray[Any]:
+    """The tensor, if it is there and has a dtype of the contract."""
+    row = WIRE[name]
+    allowed = (row.narrow or (row.dtype,)) if contract >= 2 else (row.dtype,)
     if array is None:
-        raise MalformedSamples(f"{where} is missing")
+        raise MalformedSamples(f"{name} {where} is missing")
     if array.dtype not in allowed:
         known = " or ".join(map(str, allowed))
-        raise MalformedSamples(f"{where} must have dtype {known}, not {array.dtype}")
-    if row.decoded == "list" and array.ndim != 1:
-        raise MalformedSamples(f"{where} must have one dimension, not shape {list(array.shape)}")
+        raise MalformedSamples(f"{name} {where} must have dtype {known}, not {array.dtype}")
+    return array
+
+
+def _decoded(array: NDArray[Any] | None, row: Wire) -> Any:
+    if array is None:
+        return row.null()
     return array.tolist() if row.decoded == "list" else array.astype(row.dtype, copy=False)
 
 
@@ -348,5 +425,6 @@ def _read_accumulated(tensors: dict[str, NDArray[Any]], samples: list[dict[str, 
         return list(samples[0]["tokens"])
     if array is None or array.dtype != np.int64 or array.ndim != 1:
         raise MalformedSamples(f"{ACCUMULATED} is missing or not int64[T]")
+    _ensure_ids(array, ACCUMULATED)
     ids: list[int] = array.tolist()
     return ids

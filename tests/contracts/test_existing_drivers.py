@@ -90,7 +90,12 @@ def test_an_existing_driver_reads_every_field() -> None:
 
 def test_an_existing_driver_reads_several_samples_and_nulls() -> None:
     """Tensors are numbered by sample; an absent one is named in `nulls`."""
-    given = [sample(), sample(tokens=np.array([1]), status=Status.ABORTED), sample(tokens=None)]
+    empty: dict[str, Any] = {"response_length": 0, "loss_mask": None, "rollout_log_probs": None}
+    given = [
+        sample(),
+        sample(tokens=np.array([1]), status=Status.ABORTED, **empty),
+        sample(tokens=None, **empty),
+    ]
     samples, _, _ = _read(encode_samples(given, session()))
     assert [list(values["tokens"]) for values in samples] == [[10, 11, 12, 13, 14], [1], []]
     assert [values["rollout_routed_experts"] for values in samples] == [None] * 3

@@ -66,7 +66,7 @@ def test_an_empty_reply_says_why(contract: int, reason: str) -> None:
 
 def test_absent_tensor_fields_decode_to_the_tables_null() -> None:
     """A tensor field that is None is named in `nulls`; tokens become [], the others None."""
-    empty = sample(tokens=None, loss_mask=None, rollout_log_probs=None)
+    empty = sample(tokens=None, response_length=0, loss_mask=None, rollout_log_probs=None)
     [values] = decode_samples(encode_samples([empty], session())).samples
     assert values["tokens"] == []
     assert values["loss_mask"] is values["rollout_log_probs"] is values["rollout_routed_experts"] is None
@@ -122,7 +122,10 @@ UNFIT: dict[str, dict[str, Any]] = {
     "a token of 1.5": {"tokens": [1.5]},
     "a token as text": {"tokens": ["seven"]},
     "a complex log-prob": {"rollout_log_probs": [1 + 2j]},
-    "a log-prob as text": {"rollout_log_probs": ["-0.5x"]},
+    "a log-prob as text": {"rollout_log_probs": ["-0.5x", "0", "0"]},
+    "log-probs as the text of numbers": {"rollout_log_probs": ["-0.5", "0.0", "-1.0"]},
+    "log-probs of booleans": {"rollout_log_probs": [False, False, False]},
+    "tokens of booleans": {"tokens": [True, True, False, True, True]},
     "experts of int64": {"rollout_routed_experts": EXPERTS.astype(np.int64)},
     "experts of uint8": {"rollout_routed_experts": EXPERTS.astype(np.uint8)},
     "experts of the other byte order": {"rollout_routed_experts": EXPERTS.astype(">i4")},
@@ -145,14 +148,142 @@ def test_a_value_that_would_change_is_not_carried(case: str) -> None:
         encode_samples([sample(), sample(**UNFIT[case])], session())
 
 
-def test_nan_log_probs_are_carried_as_they_are() -> None:
-    """The codec judges no log-prob: NaN and infinities come back bit by bit, also from float32.
-
-    That every recorded log-prob is finite is checked where a turn is recorded.
-    """
-    given = np.array([np.nan, -np.inf, -0.0], np.float32)
+def test_float32_log_probs_are_carried_exactly() -> None:
+    """Every float32 has its float64, so that narrower log-probs come back bit by bit."""
+    given = np.array([-0.1, -0.0, -3e38], np.float32)
     [values] = decode_samples(encode_samples([sample(rollout_log_probs=given)], session())).samples
     assert np.array(values["rollout_log_probs"]).tobytes() == given.astype(np.float64).tobytes()
+
+
+NAN, INF = float("nan"), float("inf")
+IMPOSSIBLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a short mask": ("loss_mask of sample 1 must have length 3, not 2", {"loss_mask": [1, 0]}),
+    "a long mask": ("loss_mask of sample 1 must have length 3, not 4", {"loss_mask": [1, 0, 1, 1]}),
+    "a mask of 2": ("loss_mask of sample 1 holds 2", {"loss_mask": [1, 0, 2]}),
+    "a nested mask": ("loss_mask of sample 1 must have 1 dimension,", {"loss_mask": [[1], [0], [1]]}),
+    "short log-probs": (
+        "rollout_log_probs of sample 1 must have length 3, not 2: it has 5 tokens and response_length 3",
+        {"rollout_log_probs": [-0.5, 0.0]},
+    ),
+    "no log-probs": (
+        "rollout_log_probs of sample 1 must have length 3, not 0",
+        {"rollout_log_probs": []},
+    ),
+    "a log-prob of NaN": (
+        "rollout_log_probs of sample 1 holds nan at 2",
+        {"rollout_log_probs": [-0.5, 0.0, NAN]},
+    ),
+    "a log-prob of infinity": (
+        "rollout_log_probs of sample 1 holds inf at 0",
+        {"rollout_log_probs": [INF, 0.0, 0.0]},
+    ),
+    "a log-prob of -infinity": (
+        "rollout_log_probs of sample 1 holds -inf at 1",
+        {"rollout_log_probs": [-0.5, -INF, NAN]},
+    ),
+    "a log-prob that is a probability": (
+        "rollout_log_probs of sample 1 holds 0.011 at 2; log-probs are finite and at most 0.01",
+        {"rollout_log_probs": [-0.5, 0.0, 0.011]},
+    ),
+    "a negative id": ("tokens of sample 1 holds the negative id -1 at 3", {"tokens": [1, 2, 3, -1, -2]}),
+    "nested tokens": ("tokens of sample 1 must have 1 dimension,", {"tokens": [[1, 2, 3, 4, 5]]}),
+    "fewer tokens than response": (
+        "response_length of sample 1 must be an integer from 0 to 2, its number of tokens, not 3",
+        {"tokens": [1, 2]},
+    ),
+    **{
+        f"a response_length of {length}": (
+            f"loss_mask of sample 1 must have length {length}, not 3",
+            {"response_length": length},
+        )
+        for length in (0, 2, 4)
+    },
+    **{
+        f"a response_length of {length!r}": ("response_length of sample 1", {"response_length": length})
+        for length in (-1, 6, 3.0, True, "3", None, [3])
+    },
+    "a row of experts too few": (
+        "rollout_routed_experts of sample 1 must have length 4, not 3",
+        {"rollout_routed_experts": EXPERTS[:3]},
+    ),
+    "a row of the indexer too many": (
+        "rollout_indexer_topk of sample 1 must have length 4, not 5",
+        {"rollout_indexer_topk": np.zeros((5, 1, 2), np.int32)},
+    ),
+    "experts without a layer": (
+        "rollout_routed_experts of sample 1 must have 3 dimensions,",
+        {"rollout_routed_experts": EXPERTS[:, 0]},
+    ),
+}
+"""What is wrong, and the fields of a sample that no rollout can have given."""
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_an_impossible_sample_is_neither_written_nor_read(case: str, contract: int) -> None:
+    """One rule for both sides, whose error names field and sample."""
+    message, changes = IMPOSSIBLE[case]
+    with pytest.raises(MalformedSamples, match=message):
+        encode_samples([sample(), sample(**changes)], session(), contract=contract)
+    payload = encode_samples([sample(), sample()], session(), contract=contract)
+    content, tensors = unpack(payload)
+    for name, value in changes.items():
+        if name in TENSOR_FIELDS:
+            content["samples"][1]["nulls"] = [n for n in content["samples"][1]["nulls"] if n != name]
+            tensors[f"{name}.1"] = np.asarray(value, WIRE[name].dtype)
+        else:
+            content["samples"][1][name] = value
+    with pytest.raises(MalformedSamples, match=message):
+        decode_samples(pack(content, tensors), contract=contract)
+
+
+POSSIBLE: dict[str, dict[str, Any]] = {
+    "nothing at all": {"tokens": None, "response_length": 0, "loss_mask": None, "rollout_log_probs": None},
+    "a prompt without a response": {"response_length": 0, "loss_mask": [], "rollout_log_probs": []},
+    "a response without a prompt": {"tokens": [1, 2, 3]},
+    "a response without log-probs": {"loss_mask": None, "rollout_log_probs": None},
+    "a log-prob that was rounded up": {"rollout_log_probs": [0.01, 0.0, -0.0]},
+    "a log-prob of next to nothing": {"rollout_log_probs": [-1e300, 0.0, 0.0]},
+    "the highest id": {"tokens": [0, 2**31 - 1, 0, 0, 0]},
+    "one token, which has no row": {
+        "tokens": [7],
+        "response_length": 1,
+        "loss_mask": [1],
+        "rollout_log_probs": [-0.5],
+        "rollout_routed_experts": np.zeros((0, 2, 2), np.int32),
+    },
+    "an indexer that chose fewer": {"rollout_indexer_topk": np.full((4, 1, 2), -1, np.int32)},
+}
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize("case", POSSIBLE)
+def test_a_rare_but_possible_sample_is_carried(case: str, contract: int) -> None:
+    """Aborted and empty samples, absent arrays and values at their bounds pass both sides."""
+    payload = encode_samples([sample(**POSSIBLE[case])], session(), contract=contract)
+    [values] = decode_samples(payload, contract=contract).samples
+    for name, value in POSSIBLE[case].items():
+        expected = WIRE[name].null() if value is None else value
+        assert np.array_equal(values[name], expected) if expected is not None else values[name] is None
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+def test_a_signalling_nan_is_no_warning(contract: int) -> None:
+    """A NaN of any bits off the network is refused like the others, and not by a warning of numpy's."""
+    content, tensors = unpack(encode_samples([sample()], session(), contract=contract))
+    tensors["rollout_log_probs.0"] = np.full(3, 0x7FF0000000000001, np.uint64).view(np.float64)
+    with pytest.raises(MalformedSamples, match="holds nan at 0"):
+        decode_samples(pack(content, tensors), contract=contract)
+
+
+def test_negative_ids_of_the_session_are_refused() -> None:
+    """`accumulated_token_ids` are ids like those of a sample; contract 1 reads the JSON of any server."""
+    for contract in (1, 2):
+        with pytest.raises(MalformedSamples, match="accumulated_token_ids holds the negative id -1 at 1"):
+            encode_samples([sample()], session([1, -1]), contract=contract)
+    content, tensors = unpack(encode_samples([sample()], session([1]), contract=2))
+    with pytest.raises(MalformedSamples, match=f"{ACCUMULATED} holds the negative id -7 at 0"):
+        decode_samples(pack(content, {**tensors, ACCUMULATED: np.array([-7])}), contract=2)
 
 
 def _meta(**values: Any) -> Callable[[Any, Any], None]:
@@ -189,8 +320,8 @@ BROKEN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "nulls of an unknown field": ("'colour'", _first(nulls=["colour"])),
     "nulls of a list": ("nulls of sample 0", _first(nulls=[[]])),
     "nulls of a tensor that is there": (
-        "unreferenced tensors: tokens.0",
-        _first(nulls=["tokens", "rollout_indexer_topk"]),
+        "unreferenced tensors: loss_mask.0",
+        _first(nulls=["loss_mask", "rollout_indexer_topk"]),
     ),
     "a tensor missing": ("loss_mask of sample 0 is missing", _tensor(loss_mask__0=...)),
     "an unknown tensor": ("unreferenced tensors: extra", _tensor(extra=np.zeros(1))),
@@ -282,6 +413,13 @@ def test_a_payload_cut_anywhere_is_refused() -> None:
 REPLAY_FIELDS = ("rollout_routed_experts", "rollout_indexer_topk")
 
 
+def _with_rows(**rows: np.ndarray) -> Sample:
+    """A sample of as many tokens as these replay rows need."""
+    [count] = {len(array) for array in rows.values()}
+    response = {"response_length": 1, "loss_mask": [1], "rollout_log_probs": [-0.5]}
+    return sample(tokens=np.arange(count + 1), **response, **rows)
+
+
 def _replay(*numbers: int) -> np.ndarray:
     """int32[n, 1, 2] that holds these numbers."""
     return np.array([[[n, 0]] for n in numbers], np.int32).reshape(-1, 1, 2)
@@ -307,7 +445,7 @@ def test_contract_2_carries_replay_rows_as_small_as_they_fit(
     field: str, numbers: list[int], dtype: str
 ) -> None:
     """The largest and smallest number decide the dtype on the wire; the decoded value is int32 and equal."""
-    payload = encode_samples([sample(**{field: _replay(*numbers)})], session(), contract=2)
+    payload = encode_samples([_with_rows(**{field: _replay(*numbers)})], session(), contract=2)
     assert unpack(payload)[1][f"{field}.0"].dtype == dtype
     [values] = decode_samples(payload, contract=2).samples
     assert values[field].dtype == np.int32
@@ -317,8 +455,8 @@ def test_contract_2_carries_replay_rows_as_small_as_they_fit(
 
 def test_contract_2_chooses_the_dtype_for_each_tensor() -> None:
     """One sample's wide numbers make no other tensor wider."""
-    first = sample(rollout_routed_experts=_replay(1), rollout_indexer_topk=_replay(300))
-    second = sample(rollout_routed_experts=_replay(-1), rollout_indexer_topk=_replay(2))
+    first = _with_rows(rollout_routed_experts=_replay(1), rollout_indexer_topk=_replay(300))
+    second = _with_rows(rollout_routed_experts=_replay(-1), rollout_indexer_topk=_replay(2))
     _, tensors = unpack(encode_samples([first, second], session(), contract=2))
     dtypes = [tensors[f"{field}.{i}"].dtype for i in (0, 1) for field in REPLAY_FIELDS]
     assert dtypes == [np.uint8, np.uint16, np.int32, np.uint8]
@@ -337,7 +475,7 @@ def test_contract_2_narrows_nothing_else() -> None:
         decode_samples(pack(content, {**tensors, "tokens.0": tensors["tokens.0"].astype("u1")}), contract=2)
 
 
-@pytest.mark.parametrize(("token", "dtype"), [(2**31 - 1, "int32"), (2**31, "int64"), (-(2**31), "int32")])
+@pytest.mark.parametrize(("token", "dtype"), [(0, "int32"), (2**31 - 1, "int32"), (2**31, "int64")])
 def test_contract_2_narrows_token_ids_that_fit(token: int, dtype: str) -> None:
     """Ids travel as int32 as long as none is changed, and come back as they were."""
     payload = encode_samples([sample(tokens=np.array([1, 2, 3, 4, token]))], session(), contract=2)
@@ -367,7 +505,7 @@ def test_encoding_leaves_the_samples_rows_as_they_are() -> None:
 @pytest.mark.parametrize("numbers", [[], [1], [300], [70_000], [-1]], ids=repr)
 def test_contract_1_carries_replay_rows_as_int32(numbers: list[int]) -> None:
     """Existing drivers read int32, however small the numbers are."""
-    given = sample(rollout_routed_experts=_replay(*numbers), rollout_indexer_topk=_replay(*numbers))
+    given = _with_rows(rollout_routed_experts=_replay(*numbers), rollout_indexer_topk=_replay(*numbers))
     _, tensors = unpack(encode_samples([given], session(), contract=1))
     assert [tensors[f"{field}.0"].dtype for field in REPLAY_FIELDS] == [np.int32, np.int32]
 

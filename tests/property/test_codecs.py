@@ -113,14 +113,22 @@ def test_an_event_comes_back(event: Any) -> None:
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    length, response = draw(st.integers(0, 8)), draw(st.integers(0, 8))
+    length = draw(st.integers(0, 8))
+    response = draw(st.integers(0, length))
     experts = st.none() | hnp.arrays(np.int32, (max(length - 1, 0), 2, 2))
+    log_probs = st.floats(max_value=0, allow_infinity=False, width=32)
     return Sample(
-        tokens=draw(hnp.arrays(st.sampled_from([np.int32, np.int64]), length)),
+        tokens=draw(
+            hnp.arrays(st.sampled_from([np.int32, np.int64]), length, elements=st.integers(0, 2**31 - 1))
+        ),
         response=draw(text),
-        response_length=draw(numbers),
-        loss_mask=draw(hnp.arrays(st.sampled_from([np.bool_, np.uint8]), response)),
-        rollout_log_probs=draw(hnp.arrays(st.sampled_from([np.float32, np.float64]), response)),
+        response_length=response,
+        loss_mask=draw(
+            hnp.arrays(st.sampled_from([np.bool_, np.uint8]), response, elements=st.integers(0, 1))
+        ),
+        rollout_log_probs=draw(
+            hnp.arrays(st.sampled_from([np.float32, np.float64]), response, elements=log_probs)
+        ),
         status=draw(st.sampled_from(list(Status))),
         rollout_routed_experts=draw(experts),
         rollout_indexer_topk=draw(experts),
@@ -134,7 +142,7 @@ def samples(draw: st.DrawFn) -> Sample:
 
 @given(
     st.lists(samples(), max_size=3),
-    hnp.arrays(np.int32, st.integers(0, 9)),
+    hnp.arrays(np.int32, st.integers(0, 9), elements=st.integers(0, 2**31 - 1)),
     st.sampled_from([None, "no_records", "all_truncated"]),
     st.sampled_from([1, 2]),
 )
