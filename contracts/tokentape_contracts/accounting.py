@@ -1,4 +1,4 @@
-"""Where the sampled tokens of a session are: trained in one place of its samples, or left out, and why (INV-11).
+"""Where a session's sampled tokens are: trained in one place of its samples, or left out, and why (INV-11).
 
 Every samples reply and `GET /sessions/{sid}` carry it as `session_metadata.accounting`:
 
@@ -104,7 +104,8 @@ class Accounting:
         """Reads what `to_json` wrote; unknown keys are left to newer versions.
 
         Raises:
-            ValueError: a field is missing or of a wrong type, a reason is unknown, or the tokens do not add up.
+            ValueError: a field is missing or of a wrong type, a reason is unknown, or the tokens do not add
+                up.
         """
         try:
             entries = [
@@ -116,8 +117,12 @@ class Accounting:
                 )
                 for entry in fields["left_out"]
             ]
-            counts = (_count(fields[name]) for name in ("generations", "sampled_tokens", "trained_tokens"))
-            return cls(*counts, entries)
+            return cls(
+                _count(fields["generations"]),
+                _count(fields["sampled_tokens"]),
+                _count(fields["trained_tokens"]),
+                entries,
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an accounting: {type(error).__name__}: {error}") from error
 
