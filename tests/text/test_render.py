@@ -15,6 +15,7 @@ from tests.text.models import small_hf, small_renderer
 from tokentape_core.text import (
     FAMILIES,
     ChatRenderer,
+    NotAppendable,
     RenderError,
     Tokenizer,
     TokenizerError,
@@ -127,6 +128,83 @@ def test_content_parts_are_joined() -> None:
     np.testing.assert_array_equal(small_renderer().render(parts), small_renderer().render(HELLO))
 
 
+def test_other_names_of_roles_are_those_of_the_template() -> None:
+    """`developer` is a system message and `function` a tool message, to a template that knows neither."""
+    renderer = small_renderer()
+    new_names = [{"role": "developer", "content": "a"}, *HELLO, {"role": "function", "content": "b"}]
+    old_names = [{"role": "system", "content": "a"}, *HELLO, {"role": "tool", "content": "b"}]
+
+    np.testing.assert_array_equal(renderer.render(new_names), renderer.render(old_names))
+    for new, old in ((new_names[0], old_names[0]), (new_names[2], old_names[2])):
+        after_new, after_old = (
+            renderer.extend(np.array([1]), {"role": "assistant"}, [message]) for message in (new, old)
+        )
+        np.testing.assert_array_equal(after_new.suffix, after_old.suffix)
+
+
+def test_a_template_that_knows_developers_gets_them(with_template: Any) -> None:
+    """The role stays where the template's source names it in quotes."""
+    source = "{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}"
+    developer = [{"role": "developer", "content": "x"}]
+
+    assert with_template(source).render_text(developer) == "system<|im_end|>"
+    for quoted in ("'developer'", '"developer"'):
+        knowing = with_template("{% set known = " + quoted + " %}" + source)
+        assert knowing.render_text(developer) == "developer<|im_end|>"
+
+
+def test_a_developer_is_appended_where_a_system_message_is() -> None:
+    """gpt-oss knows developers, and skips them after the first message as it does system messages."""
+    with pytest.raises(NotAppendable, match="'developer' cannot follow"):
+        small_renderer("gptoss", "gpt-oss").extend(
+            np.array([1]), {"role": "assistant"}, [{"role": "developer", "content": "x"}]
+        )
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        {"reasoning": "Hm."},
+        {"reasoning": "Hm.", "reasoning_content": None},
+        {"reasoning": None, "reasoning_content": "Hm."},
+        {"reasoning": "other", "reasoning_content": "Hm."},
+        {
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "text", "text": "Hi"},
+            ]
+        },
+        {"content": [{"type": "thinking", "text": "H"}, "Hi", {"type": "thinking", "thinking": "m."}]},
+        {"content": [{"type": "thinking", "thinking": "other"}, "Hi"], "reasoning_content": "Hm."},
+        {"content": ["Hi", {"type": "redacted_thinking", "data": "x"}], "reasoning": "Hm."},
+    ],
+)
+def test_reasoning_has_many_spellings(spelled: dict[str, Any]) -> None:
+    """What an assistant thought reaches the template under the one name that it reads."""
+    plain = {"role": "assistant", "content": "Hi", "reasoning_content": "Hm."}
+    message = {"role": "assistant", "content": "Hi", **spelled}
+
+    (converted,) = template_messages([message], arguments="object")
+
+    assert (converted["content"], converted["reasoning_content"]) == ("Hi", "Hm.")
+    renderer = small_renderer()
+    np.testing.assert_array_equal(renderer.render([*HELLO, message]), renderer.render([*HELLO, plain]))
+
+
+def test_no_reasoning_is_made_up() -> None:
+    """A message of somebody else keeps its keys, and parts without text leave an assistant no reasoning."""
+    user, assistant = template_messages(
+        [
+            {"role": "user", "content": "x", "reasoning": "y"},
+            {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, "Hi"]},
+        ],
+        arguments="object",
+    )
+
+    assert user == {"role": "user", "content": "x", "reasoning": "y"}
+    assert assistant == {"role": "assistant", "content": "Hi"}
+
+
 @pytest.mark.parametrize("template", ["qwen3_training", "qwen2_5", "qwen3_8"])
 def test_null_content_with_tool_calls_renders(template: str) -> None:
     """An assistant message that only calls tools may have null, empty or no content."""
@@ -168,13 +246,21 @@ def test_arguments_take_the_form_that_the_template_wants(form: Any, sent: object
     [
         ({"content": "x"}, r"messages\[0\]\.role is None"),
         (
-            {"role": "developer", "content": "x"},
-            r"role is 'developer'; this model takes assistant, system, tool, user",
+            {"role": "critic", "content": "x"},
+            r"role is 'critic'; this model takes assistant, system, tool, user",
         ),
         ({"role": "user", "content": 7}, r"messages\[0\]\.content is neither a string nor a list of parts"),
         (
             {"role": "user", "content": [{"type": "image_url"}]},
             r"content\[0\] is not a text part but 'image_url'",
+        ),
+        (
+            {"role": "user", "content": [{"type": "thinking", "thinking": "x"}]},
+            r"content\[0\] is not a text part but 'thinking'",
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "thinking"}]},
+            r"messages\[0\]\.content\[0\] has no text of what was thought",
         ),
         ({"role": "user", "content": "a\ud800"}, "lone surrogate"),
         ({"role": "assistant", "tool_calls": "f"}, r"tool_calls is not a list"),

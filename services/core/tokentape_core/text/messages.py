@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokentape_core.text.errors import RenderError
 
-__all__ = ["ArgumentsForm", "Message", "template_messages"]
+__all__ = ["ArgumentsForm", "Message", "template_messages", "template_role"]
 
 Message = Mapping[str, object]
 
@@ -19,32 +19,83 @@ _PROMPT_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 def template_messages(
-    messages: Sequence[Message], *, arguments: ArgumentsForm, extra_roles: frozenset[str] = frozenset()
+    messages: Sequence[Message],
+    *,
+    arguments: ArgumentsForm,
+    extra_roles: frozenset[str] = frozenset(),
+    knows_developer: bool = False,
 ) -> list[dict[str, object]]:
     """Copies of `messages` in the one spelling that all templates take. The input is not changed.
 
-    `content` becomes a string: text parts are joined; null and a missing key are the empty string. Empty
-    `tool_calls` are left out, the others get their `function.arguments` in the wanted form. Other keys stay.
-    Roles beyond system, user, assistant, tool and `extra_roles` are refused: templates skip them silently.
-    Raises `RenderError`, which names the message.
+    `content` becomes a string: text parts are joined; null and a missing key are the empty string. What an
+    assistant thought is in `reasoning_content`, whether it came there, as `reasoning` or as parts of the
+    content. Empty `tool_calls` are left out, the others get their `function.arguments` in the wanted form.
+    Other keys stay. Roles are those of `template_role`; beyond system, user, assistant, tool and
+    `extra_roles` they are refused: templates skip them silently. Raises `RenderError`, which names the
+    message.
     """
-    roles = _PROMPT_ROLES | extra_roles
-    return [_convert(message, f"messages[{i}]", arguments, roles) for i, message in enumerate(messages)]
+    roles = _PROMPT_ROLES | extra_roles | ({"developer"} if knows_developer else set())
+    return [
+        _convert(message, f"messages[{i}]", arguments, roles, knows_developer)
+        for i, message in enumerate(messages)
+    ]
+
+
+def template_role(role: object, *, knows_developer: bool) -> object:
+    """The role under which a template takes a message with this one.
+
+    `developer` is OpenAI's newer name of `system`, which few templates know; `function` its older name of
+    `tool`.
+    """
+    if role == "developer" and not knows_developer:
+        return "system"
+    return "tool" if role == "function" else role
 
 
 def _convert(
-    message: Message, where: str, arguments: ArgumentsForm, roles: frozenset[str]
+    message: Message, where: str, arguments: ArgumentsForm, roles: frozenset[str], knows_developer: bool
 ) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise RenderError(f"{where} is not an object")
-    role = message.get("role")
+    role = template_role(message.get("role"), knows_developer=knows_developer)
     if not isinstance(role, str) or role not in roles:
         raise RenderError(f"{where}.role is {role!r}; this model takes {', '.join(sorted(roles))}")
-    converted = {**message, "content": _text(message.get("content"), f"{where}.content")}
+    converted = {**message, "role": role}
+    if role == "assistant":
+        converted = _with_reasoning(converted, f"{where}.content")
+    converted["content"] = _text(converted.get("content"), f"{where}.content")
     calls = converted.pop("tool_calls", None)
     if calls:
         converted["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", arguments)
     return converted
+
+
+def _with_reasoning(message: dict[str, object], where: str) -> dict[str, object]:
+    """An assistant's message with its reasoning, if it has any, in `reasoning_content` alone."""
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else ()
+    thoughts = [_thought(part, f"{where}[{i}]") for i, part in enumerate(parts)]
+    if any(thought is not None for thought in thoughts):
+        rest = [part for part, thought in zip(parts, thoughts, strict=True) if thought is None]
+        message = {**message, "content": rest}
+    reasoning = message.get("reasoning")
+    found = reasoning if isinstance(reasoning, str) and reasoning else "".join(filter(None, thoughts))
+    if found and not message.get("reasoning_content"):
+        message = {**message, "reasoning_content": found}
+    return message
+
+
+def _thought(part: object, where: str) -> str | None:
+    """The text of a part that is reasoning and not content; None for another part."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or kind not in ("thinking", "redacted_thinking"):
+        return None
+    if kind == "redacted_thinking":
+        return ""  # nobody but its author can read it
+    text = part.get("thinking", part.get("text"))
+    if not isinstance(text, str):
+        raise RenderError(f"{where} has no text of what was thought")
+    return text
 
 
 def _text(content: object, where: str) -> str:

@@ -16,7 +16,7 @@ from tokentape_core.text.boundary import Boundary
 from tokentape_core.text.dummies import OPENING, SENTINELS, TURNS, dummy_assistant
 from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError
 from tokentape_core.text.families import Family
-from tokentape_core.text.messages import Message, template_messages
+from tokentape_core.text.messages import Message, template_messages, template_role
 from tokentape_core.text.segments import Splitter
 from tokentape_core.text.tokenizer import Tokenizer
 
@@ -80,6 +80,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._family = family
         self._kwargs = MappingProxyType(self._checked(dict(template_kwargs)))
+        self._knows_developer = any(_names_developer(source) for source in tokenizer.templates)
         self._boundary = Boundary(tokenizer, family)
         self._splitter = Splitter(tokenizer)
         self._refusal = self._try_template()
@@ -217,19 +218,26 @@ class ChatRenderer:
         return turn[int(different[0]) if different.size else shared :]
 
     def _convert(self, messages: Sequence[Message]) -> list[dict[str, object]]:
-        return template_messages(messages, arguments=self._family.arguments, extra_roles=self.append_roles)
+        return template_messages(
+            messages,
+            arguments=self._family.arguments,
+            extra_roles=self.append_roles,
+            knows_developer=self._knows_developer,
+        )
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            role = message.get("role") if isinstance(message, Mapping) else None
+            given = message.get("role") if isinstance(message, Mapping) else None
+            # A template that knows developers treats them like systems.
+            role = template_role(given, knows_developer=False)
             if not isinstance(role, str) or role not in self.append_roles:
                 raise NotAppendable(
-                    f"a message with role {role!r} cannot follow a recorded turn of family "
+                    f"a message with role {given!r} cannot follow a recorded turn of family "
                     f"{self._family.name}; allowed: {', '.join(sorted(self.append_roles))}"
                 )
             if role in self._refused_roles:
                 raise NotAppendable(
-                    f"what the template writes for a message with role {role!r} depends on the turns before"
+                    f"what the template writes for a message with role {given!r} depends on the turns before"
                 )
 
     def _render_after_turn(
@@ -314,3 +322,7 @@ class ChatRenderer:
     def _digest(self) -> str:
         parts = [self._tokenizer.fingerprint, self._family.name, dict(self._kwargs)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _names_developer(template: str) -> bool:
+    return "'developer'" in template or '"developer"' in template

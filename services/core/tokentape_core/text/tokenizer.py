@@ -96,6 +96,12 @@ class Tokenizer:
         return bool(self._hf.chat_template)
 
     @property
+    def templates(self) -> tuple[str, ...]:
+        """The source of every chat template there is: mostly one."""
+        found = self._hf.chat_template or {}
+        return (found,) if isinstance(found, str) else tuple(found.values())
+
+    @property
     def eos_token(self) -> str | None:
         """The spelling of the token that ends a generation, if the tokenizer names one."""
         token = self._hf.eos_token
