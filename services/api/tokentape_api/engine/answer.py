@@ -6,18 +6,19 @@ per token and layer.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tokentape_api.engine.body import Body
 from tokentape_api.engine.payload import NewValues, Payload, PayloadInvalid
 from tokentape_api.engine.port import Generated, Wanted
+from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, GenerationAborted
 from tokentape_contracts.events import Floats, Ids
+from tokentape_contracts.tokens import first_bad_log_prob
 from tokentape_core.domain.decide import Generation
 from tokentape_core.domain.replay import KINDS, Rows
 
@@ -134,8 +135,8 @@ class Answer(ABC):
         """Reads what `output` returns."""
 
     @abstractmethod
-    def raw_logprobs(self) -> Floats:
-        """float64[O], the log-probs of the sampled tokens, whatever they are."""
+    def raw_logprobs(self) -> list[Any]:
+        """What stands where the log-probs of the `O` sampled tokens belong, whatever it is."""
 
     @abstractmethod
     def meta(self) -> dict[str, Any]:
@@ -154,14 +155,8 @@ class Answer(ABC):
         """The objects in which a replay payload may stand, the likeliest first."""
 
     def logprobs(self) -> Floats:
-        """float64[O], the log-probs of the sampled tokens, all finite."""
-        logprobs = self.raw_logprobs()
-        if len(wrong := np.flatnonzero(~np.isfinite(logprobs))):
-            raise Problem(
-                f"the log-prob of output token {wrong[0]} is {logprobs[wrong[0]]}: look at the "
-                "model's dtype and quantisation"
-            )
-        return logprobs
+        """float64[O], the log-probs of the sampled tokens: finite, and none above `limits.LOGPROB_MAX`."""
+        return log_probs(self.raw_logprobs())
 
     def rows(self, kind: str) -> Rows | None:
         """The rows of a wanted payload, one for each token that the engine read from the first wanted on.
@@ -235,16 +230,45 @@ def _rows_and_start(expected: int, wanted: Wanted) -> str:
     return f"{expected} rows were expected from position {wanted.start} on"
 
 
-def token_ids(found: Any, field: str) -> Ids:
+_INTEGERS: Final = frozenset({int})
+_NUMBERS: Final = frozenset({int, float})
+"""The types of JSON's numbers. numpy would also take true for 1, and the text of a number for the number."""
+
+
+def token_ids(found: Sequence[Any], field: str) -> Ids:
     """int32[O] of a list of ids.
 
     Raises:
         Problem: it holds something else.
     """
-    try:
-        ids: NDArray[Any] = np.asarray(found or np.empty(0, np.int64))
-    except (TypeError, ValueError) as error:
-        raise Problem(f"{field} holds something that is not a token id") from error
-    if ids.dtype.kind != "i" or ids.ndim != 1 or (len(ids) and not 0 <= ids.min() <= ids.max() < 2**31):
+    are_integers = _INTEGERS.issuperset(map(type, found))
+    if not are_integers or (found and not 0 <= min(found) <= max(found) < 2**31):
         raise Problem(f"{field} holds something that is not a token id")
-    return ids.astype(np.int32)
+    return np.array(found, np.int32)
+
+
+def log_probs(found: Sequence[Any]) -> Floats:
+    """float64[O] of a list of log-probs.
+
+    Raises:
+        Problem: one of them is none; it says which, and what came.
+    """
+    if not _NUMBERS.issuperset(map(type, found)):
+        wrong = next(i for i, value in enumerate(found) if type(value) not in _NUMBERS)
+        raise _no_log_prob(wrong, found[wrong], "a log-prob is a number. Does a router change the answer?")
+    try:
+        values = np.array(found, np.float64)
+    except OverflowError as error:
+        raise Problem("a log-prob of an output token is an integer that no float64 can hold") from error
+    if (bad := first_bad_log_prob(values)) is None:
+        return values
+    if np.isfinite(values[bad]):
+        why = "no probability is above 1. Does the engine, or a router, send probabilities or scores?"
+    else:
+        why = "look at the model's dtype and quantisation"
+    raise _no_log_prob(bad, found[bad], why)
+
+
+def _no_log_prob(position: int, value: Any, why: str) -> Problem:
+    said = repr(value)[: limits.QUOTED_VALUE_CHARS]
+    return Problem(f"the log-prob of output token {position} is {said}: {why}")

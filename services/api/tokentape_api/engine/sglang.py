@@ -7,13 +7,11 @@ with their log-probs, and the replay payloads: base64 of int32 without a header.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from tokentape_api.engine.answer import Answer, Problem, token_ids
 from tokentape_api.engine.client import HttpEngine
 from tokentape_api.engine.payload import Narrow
 from tokentape_api.engine.port import Wanted
-from tokentape_contracts.events import Floats, Ids
+from tokentape_contracts.events import Ids
 
 _OWNED: Final[Mapping[str, Any]] = {
     "logprobs": True,
@@ -64,10 +62,10 @@ class SGLangAnswer(Answer):
             raise _not_triples(error) from error
         return token_ids(ids, _TRIPLES)
 
-    def raw_logprobs(self) -> Floats:
+    def raw_logprobs(self) -> list[Any]:
         try:
-            return np.array([triple[0] for triple in self._triples()], np.float64)
-        except (TypeError, ValueError, IndexError, KeyError) as error:
+            return [triple[0] for triple in self._triples()]
+        except (TypeError, IndexError, KeyError) as error:
             raise _not_triples(error) from error
 
     def meta(self) -> dict[str, Any]:

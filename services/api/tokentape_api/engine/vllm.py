@@ -8,13 +8,11 @@ routed experts (base64 of an `.npy` file) in its choice.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from tokentape_api.engine.answer import Answer, Problem, token_ids
 from tokentape_api.engine.client import HttpEngine
 from tokentape_api.engine.payload import Npy
 from tokentape_api.engine.port import Wanted
-from tokentape_contracts.events import Floats, Ids
+from tokentape_contracts.events import Ids
 
 _OWNED: Final[Mapping[str, Any]] = {"logprobs": True, "return_token_ids": True, "stream": False}
 """Set by us whatever the client sent: without them the tokens would be missing."""
@@ -63,7 +61,7 @@ class VLLMAnswer(Answer):
             )
         return token_ids(ids, "choices[0].token_ids")
 
-    def raw_logprobs(self) -> Floats:
+    def raw_logprobs(self) -> list[Any]:
         logprobs = self.choice.get("logprobs")
         content = logprobs.get("content") if isinstance(logprobs, dict) else None
         if not isinstance(content, list):
@@ -76,8 +74,8 @@ class VLLMAnswer(Answer):
         if isinstance(ids, list) and len(ids) != len(content):
             raise Problem(f"choices[0].logprobs.content has {len(content)} entries, token_ids {len(ids)}")
         try:
-            return np.array([entry["logprob"] for entry in content], np.float64)
-        except (TypeError, ValueError, KeyError) as error:
+            return [entry["logprob"] for entry in content]
+        except (TypeError, KeyError) as error:
             raise Problem(f"choices[0].logprobs.content must hold objects with a logprob: {error}") from error
 
     def meta(self) -> dict[str, Any]:
