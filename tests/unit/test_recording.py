@@ -138,6 +138,24 @@ def _broken() -> dict[str, tuple[Recording, str]]:
             replace(whole, blobs={**whole.blobs, part: bytes(limits.STORE_VALUE_BYTES + 1)}),
             "is above",
         ),
+        **{
+            name: (replace(whole, events=[*whole.events[:2], ("2-0", encode(turn(**given)))]), reason)
+            for name, given, reason in (
+                (
+                    "a negative id",
+                    {"suffix": [1, -2]},
+                    "session s1: turn 2 holds the negative id -2 in its prompt",
+                ),
+                ("a negative sampled id", {"output": [-1]}, "turn 2 holds the negative id -1 in its output"),
+                ("NaN", {"logprobs": [-0.5, np.nan]}, "turn 2 holds nan as the log-prob of output token 1"),
+                (
+                    "-inf",
+                    {"logprobs": [-np.inf, -0.5]},
+                    "turn 2 holds -inf as the log-prob of output token 0",
+                ),
+                ("a probability", {"logprobs": [0.4, 0.6]}, "turn 2 holds 0.4 as the log-prob"),
+            )
+        },
         "an audit entry is damaged": (replace(whole, audit=[("1-0", {b"type": b"x"})]), "not an audit entry"),
         "the audit does not ascend": (replace(whole, audit=whole.audit[::-1]), "do not ascend"),
         "an audit id in another spelling": (replace(whole, audit=[("01-0", assembled())]), "do not ascend"),

@@ -26,7 +26,8 @@ import safetensors.numpy
 from tokentape_contracts import audit, keys, limits
 from tokentape_contracts.errors import EventUnsupported, StreamCorrupt
 from tokentape_contracts.events import Fields, TurnRecorded, decode
-from tokentape_core.domain.state import SessionState, fold
+from tokentape_contracts.tokens import first_bad_id, first_bad_log_prob
+from tokentape_core.domain.state import SessionState, Turn, fold
 
 FORMAT: Final = 1
 SUFFIX: Final = ".tokentape"
@@ -76,7 +77,8 @@ def ensure_whole(recording: Recording) -> SessionState:
     """The state that the events give, if they are contiguous and nothing that they refer to is missing.
 
     Raises:
-        RecordingError: they are not; an entry cannot be read; a part of a blob is too long to be written.
+        RecordingError: they are not; an entry cannot be read; a turn holds a number that is no id or no
+            log-prob; a part of a blob is too long to be written.
     """
     where = f"session {recording.session_id}"
     try:
@@ -89,6 +91,7 @@ def ensure_whole(recording: Recording) -> SessionState:
         raise RecordingError(f"{where} has no events")
     _ensure_ascending([entry_id for entry_id, _ in recording.audit], where)
     for turn in state.turns:
+        _ensure_possible(turn, where)
         for kind in turn.event.replay:
             if gone := [name for name in part_names(turn.event, kind) if name not in recording.blobs]:
                 raise RecordingError(f"{where}: replay rows of turn {turn.seq} are missing: {gone[0]}")
@@ -97,6 +100,18 @@ def ensure_whole(recording: Recording) -> SessionState:
             f"{where}: the part {long[0]} of replay rows is above {limits.STORE_VALUE_BYTES} B"
         )
     return state
+
+
+def _ensure_possible(turn: Turn, where: str) -> None:
+    """Numbers that no server records: those of another program, which a trainer would learn from."""
+    event = turn.event
+    for name, ids in (("prompt", event.suffix), ("output", event.output)):
+        if (bad := first_bad_id(ids)) is not None:
+            raise RecordingError(f"{where}: turn {turn.seq} holds the negative id {ids[bad]} in its {name}")
+    if (bad := first_bad_log_prob(event.logprobs)) is not None:
+        raise RecordingError(
+            f"{where}: turn {turn.seq} holds {event.logprobs[bad]} as the log-prob of output token {bad}"
+        )
 
 
 def _ensure_ascending(entry_ids: Sequence[str], where: str) -> None:
