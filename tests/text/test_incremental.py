@@ -244,10 +244,12 @@ def test_broken_arguments_of_the_recorded_turn_do_not_matter(renderer: ChatRende
 def test_a_role_that_cannot_be_appended_is_named(renderer: ChatRenderer) -> None:
     """The refusal tells the role and the roles that would do."""
     with pytest.raises(
-        NotAppendable, match=r"'assistant' cannot follow .* qwen3; allowed: system, tool, user"
+        NotAppendable, match=r"'critic' cannot follow .* qwen3; allowed: assistant, system, tool, user"
     ):
-        renderer.extend(_turn(renderer, "x"), {"role": "assistant"}, [{"role": "assistant", "content": "I"}])
-    with pytest.raises(NotAppendable, match=r"'system' cannot follow .* qwen3.5; allowed: tool, user"):
+        renderer.extend(_turn(renderer, "x"), {"role": "assistant"}, [{"role": "critic", "content": "I"}])
+    with pytest.raises(
+        NotAppendable, match=r"'system' cannot follow .* qwen3.5; allowed: assistant, tool, user"
+    ):
         small_renderer("qwen3_8", "qwen3.5").extend(
             np.array([1]), {"role": "assistant"}, [{"role": "system", "content": "I"}]
         )

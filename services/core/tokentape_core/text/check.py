@@ -169,6 +169,7 @@ def _result(i: int = 0) -> _Message:
 
 _OPENING: _Message = {"role": "user", "content": "How many cats are there?"}
 _MORE: _Message = {"role": "user", "content": "And dogs?"}
+_OTHER: _Message = {"role": "assistant", "content": "Or three."}
 _SYSTEM: _Message = {"role": "system", "content": "Be brief."}
 _TOOLS: Sequence[_Message] = [
     {
@@ -197,4 +198,5 @@ _DIALOGUES = (
         "new user message after a tool turn", (_Turn(_call(), (_result(),)), _Turn(_answer(), (_MORE,))), True
     ),
     _Dialogue("system message after a turn", (_Turn(_answer(reasoning=False), (_SYSTEM, _MORE)),)),
+    _Dialogue("answer of the client after a turn", (_Turn(_answer(reasoning=False), (_OTHER, _MORE)),)),
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from tokentape_core.text.errors import RenderError
 from tokentape_core.text.messages import ArgumentsForm, Message
 
-__all__ = ["OPENING", "SENTINELS", "TURNS", "dummy_assistant"]
+__all__ = ["OPENING", "PROBES", "SENTINELS", "Probe", "dummy_assistant", "kind_of"]
 
 SENTINELS: Final = tuple(f"tokentape-sentinel-{i}" for i in range(8))
 """One of these stands for the assistant's text: the first that no message contains."""
@@ -20,12 +21,44 @@ OPENING: Final[tuple[Message, ...]] = (
 )
 
 _CALL: Final = {"id": "call", "type": "function", "function": {"name": "name"}}
+_CALLING: Final[Message] = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_ANSWER: Final[Message] = {"role": "assistant", "content": "assistant"}
+_REASONED: Final[Message] = {**_ANSWER, "reasoning_content": "reasoning"}
+_RESULT: Final[Message] = {"role": "tool", "content": "content", "tool_call_id": "call"}
+_USER: Final[Message] = {"role": "user", "content": "content"}
 
-TURNS: Final[Mapping[str, Message]] = {
-    "tool": {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    "user": {"role": "assistant", "content": "assistant"},
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What follows a turn, to be rendered without and with `earlier` before that turn."""
+
+    turn: Message
+    following: tuple[Message, ...]
+    earlier: tuple[Message, ...]
+
+
+def kind_of(message: Message, role: str) -> str:
+    """The kind of message that `PROBES` tells apart."""
+    return CALLING if role == "assistant" and message.get("tool_calls") else role
+
+
+CALLING: Final = "assistant with tool calls"
+
+PROBES: Final[Mapping[str, tuple[Probe, ...]]] = {
+    "tool": (Probe(_CALLING, (_RESULT,), (_CALLING, _RESULT)),),
+    "user": (Probe(_ANSWER, (_USER,), (_ANSWER, _USER)),),
+    "assistant": tuple(
+        Probe(_ANSWER, following, (_ANSWER, *following, *earlier))
+        for following in ((_REASONED,), (_ANSWER, _USER))
+        for earlier in ((), (_USER,), (_USER, _CALLING, _RESULT, _REASONED, _USER))
+    ),
+    CALLING: tuple(
+        Probe(_ANSWER, (*between, _CALLING), (_ANSWER, *between, _CALLING, _RESULT, *earlier))
+        for between in ((), (_USER,))
+        for earlier in ((), (_ANSWER, _USER))
+    ),
 }
-"""By role, a turn that a message with that role answers."""
+"""By kind, conversations in which a message of that kind follows a turn, and may depend on those before."""
 
 
 def dummy_assistant(assistant: Message, sentinel: str, arguments_form: ArgumentsForm) -> Message:

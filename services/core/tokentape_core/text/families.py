@@ -30,7 +30,7 @@ class Family:
 
     name: str
     append_roles: frozenset[str]
-    """Roles whose messages may follow a recorded turn. Assistant turns are recorded, never appended."""
+    """Roles whose messages may follow a recorded turn, besides `assistant`, which may in every family."""
     end_tokens: tuple[str, ...] = ()
     """Spellings. A vocabulary must have the first; it may lack the others."""
     openers: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ _ROWS = (
         arguments="object",
         notes="Llama 3 to 3.2. Append-only. Llama 3's template writes no tool calls, so what follows such a "
         "turn is refused; from 3.1 on it takes one call per turn, and calls end with <|eom_id|> if there are "
-        "built-in tools.",
+        "built-in tools. 3.2's writes the date, which is that of the session's opening.",
     ),
     Family(
         name="glm4",
@@ -170,7 +170,8 @@ _ROWS = (
         notes="Harmony. The model ends an answer with <|return|>, for which the template writes <|end|> once "
         "a message follows; <|call|> stays. The template drops the analysis of earlier answers, and that of "
         "earlier tool calls at the final answer; it writes one tool call per turn, so parallel calls are "
-        "refused; it skips system messages that are not the first; it puts the date into the first message.",
+        "refused; it skips system messages that are not the first; it puts the date into the first message, "
+        "which is that of the session's opening.",
     ),
 )
 

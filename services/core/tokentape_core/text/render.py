@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentape_core.text.boundary import Boundary
-from tokentape_core.text.dummies import OPENING, SENTINELS, TURNS, dummy_assistant
+from tokentape_core.text.dummies import OPENING, PROBES, SENTINELS, Probe, dummy_assistant, kind_of
 from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError
 from tokentape_core.text.families import Family
 from tokentape_core.text.messages import Message, template_messages, template_role
@@ -84,7 +84,7 @@ class ChatRenderer:
         self._boundary = Boundary(tokenizer, family)
         self._splitter = Splitter(tokenizer)
         self._refusal = self._try_template()
-        self._refused_roles = self._roles_that_depend_on_history()
+        self._refused_kinds = self._kinds_that_depend_on_history()
         self._fingerprint = self._digest()
 
     @property
@@ -125,7 +125,7 @@ class ChatRenderer:
     @property
     def append_roles(self) -> frozenset[str]:
         """The roles that `extend` accepts."""
-        return self._family.append_roles
+        return self._family.append_roles | {"assistant"}
 
     def render(
         self,
@@ -171,21 +171,27 @@ class ChatRenderer:
         `parent_tokens` (int[T], the parent's prompt and output) stay as they are, less at most
         `max_trim_tokens` at the end. None of them is decoded or tokenised again, and the cost does not depend
         on T. `assistant` is the parent's recorded message; the template sees only the names and ids of its
-        tool calls, which tool messages may refer to. `new_messages` may be empty.
+        tool calls, which tool messages may refer to. `new_messages` may be empty. Assistants' messages among
+        them, which the caller brings and no model of this session sampled, are prompt like the others.
 
         A parent that does not end with a token that ends a turn in this family (it was cut at its length, or
         it stopped at another token, such as <|endoftext|>) keeps all its tokens, and the suffix begins with
         the token that the template writes there.
 
         Raises `NotAppendable` for a role that cannot be appended, for a template that cannot be cut after the
-        assistant's turn, and where the template's text depends on turns before that one; `RenderError` for
-        messages that cannot be rendered.
+        assistant's turn or does not take another assistant's message there, and where the template's text
+        depends on turns before that one; `RenderError` for messages that cannot be rendered.
         """
         if self._refusal is not None:
             raise NotAppendable(self._refusal)
         self._check_roles(new_messages)
         new = self._convert(new_messages)
-        text = self._render_after_turn(assistant, new, _Request(tools, template_kwargs, opened_at))
+        try:
+            text = self._render_after_turn(assistant, new, _Request(tools, template_kwargs, opened_at))
+        except RenderError as error:
+            if any(message["role"] == "assistant" for message in new):
+                raise NotAppendable(f"an assistant's message cannot be written here: {error}") from error
+            raise
         # The boundary token is tokenised with the rest: a vocabulary may let it swallow the spaces after it.
         following = self._encode(text)
         if not self._boundary.at_start(following):
@@ -235,7 +241,8 @@ class ChatRenderer:
                     f"a message with role {given!r} cannot follow a recorded turn of family "
                     f"{self._family.name}; allowed: {', '.join(sorted(self.append_roles))}"
                 )
-            if role in self._refused_roles:
+            kind = kind_of(message, role)
+            if kind in self._refused_kinds:
                 raise NotAppendable(
                     f"what the template writes for a message with role {given!r} depends on the turns before"
                 )
@@ -302,20 +309,21 @@ class ChatRenderer:
             return f"the template refuses a system, a user and an assistant message in a row: {error}"
         return None
 
-    def _roles_that_depend_on_history(self) -> frozenset[str]:
-        """The roles before which the template writes something else if there were such turns before.
+    def _kinds_that_depend_on_history(self) -> frozenset[str]:
+        """The kinds of message for which the template writes something else if there were such turns before.
 
         A template that counts tool calls over the whole conversation is one: after a dummy history it would
         write a wrong number.
         """
-        return frozenset(role for role, turn in TURNS.items() if self._depends_on_history(role, turn))
+        return frozenset(
+            kind for kind, probes in PROBES.items() if any(map(self._depends_on_history, probes))
+        )
 
-    def _depends_on_history(self, role: str, turn: Message) -> bool:
-        message = {"role": role, "content": "content", "tool_call_id": "call"}
-        earlier: list[Message] = [*self._convert([turn]), message]
+    def _depends_on_history(self, probe: Probe) -> bool:
+        following, earlier = self._convert(probe.following), self._convert(probe.earlier)
         try:
-            first = self._render_after_turn(turn, [message], _Request())
-            return first != self._render_after_turn(turn, [message], _Request(), earlier)
+            first = self._render_after_turn(probe.turn, following, _Request())
+            return first != self._render_after_turn(probe.turn, following, _Request(), earlier)
         except (NotAppendable, RenderError):
             return False  # `extend` meets the same refusal, and has the reason
 
