@@ -98,6 +98,8 @@ class SessionOpened:
         id: uuid of the event.
         mode: `linear` or `tree`.
         matcher: how a request's messages are compared with recorded ones.
+        altered_answer: what a linear session does with a recorded answer that comes back altered: `refuse`
+            the request, or `keep` the recorded one.
         family: name of the model family whose boundary rules apply.
         max_trim_tokens: how many trailing tokens of a turn the next prompt may render anew.
         template: fingerprint of tokenizer and chat template.
@@ -105,15 +107,16 @@ class SessionOpened:
         pins: sampling parameters that win over the agent's.
         replay: kind of replay rows → how the engine is asked for them; empty if it is not.
         tenant: whose session it is; empty where the server asks for no credentials.
-        opened_at: Unix seconds; decoration.
+        opened_at: Unix seconds; the date that a chat template writes.
     """
 
     TYPE: ClassVar[str] = "session.opened"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     id: str
     mode: str
     matcher: str
+    altered_answer: str
     family: str
     max_trim_tokens: int
     template: str
@@ -139,6 +142,8 @@ class TurnRecorded:
         response_id: the engine's id of the answer.
         messages: the request's messages after the parent's, then the assistant's answer.
         tools: the request's tools; None means the parent turn's.
+        altered: places in the conversation (from 0) of answers that the request had altered, and that were
+            kept as recorded; nearly always empty.
         request: the rest of the request: sampling parameters, template arguments.
         reply: the rest of the engine's answer, without message and `meta_info`.
         meta: the engine's counters (`meta_info` without the tokens).
@@ -148,7 +153,7 @@ class TurnRecorded:
     """
 
     TYPE: ClassVar[str] = "turn.recorded"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     id: str
     parent: int
@@ -160,6 +165,7 @@ class TurnRecorded:
     response_id: str
     messages: list[dict[str, Any]]
     tools: list[Any] | None
+    altered: list[int]
     request: Mapping[str, Any]
     reply: Mapping[str, Any]
     meta: Mapping[str, Any]
@@ -198,7 +204,9 @@ def _with(**added: Any) -> Upcast:
 
 UPCASTS: Final[Mapping[tuple[str, int], Upcast]] = {
     (SessionOpened.TYPE, 1): _with(replay={}, tenant=""),
+    (SessionOpened.TYPE, 2): _with(altered_answer="refuse"),
     (TurnRecorded.TYPE, 1): _with(replay={}),
+    (TurnRecorded.TYPE, 2): _with(altered=[]),
 }
 """`(type, v)` → a pure function that turns the fields of version `v` into those of `v + 1`."""
 
@@ -207,6 +215,7 @@ _JSON: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     SessionOpened.TYPE: {
         "mode": str,
         "matcher": str,
+        "altered_answer": str,
         "family": str,
         "max_trim_tokens": int,
         "template": str,
@@ -223,6 +232,7 @@ _JSON: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
         "response_id": str,
         "messages": list,
         "tools": (list, type(None)),
+        "altered": list,
         "request": dict,
         "reply": dict,
         "meta": dict,

@@ -31,6 +31,9 @@ delete sessions. `admin`: everything, in the sessions of all tenants."""
 TOKEN_PREFIX: Final = "tt_"  # noqa: S105 - how tokens begin
 """How a token begins, by which scanners of code and logs find one that leaked."""
 
+ALTERED_ANSWER: Final = ("refuse", "keep")
+"""What a linear session does with a recorded answer that comes back altered: it refuses the request, or goes
+on from the recorded answer."""
 MODES: Final = ("linear", "tree")
 """`linear`: one path, one sample. `tree`: everything that was sampled is kept, one sample per kept leaf."""
 PIN_FIELDS: Final = frozenset(
@@ -54,19 +57,22 @@ PIN_FIELDS: Final = frozenset(
     }
 )
 """Request fields of the engine that `POST /sessions` may pin: they win over what the agent sends."""
+_LENGTHS: Final = frozenset({"max_tokens", "max_completion_tokens"})
+"""Two names of one parameter: pinning one of them must not leave the agent the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """Body of `POST /sessions`. Every field may be absent, and so may the body.
 
-    `mode` and `matcher` override the server's defaults. `labels` is any JSON object, kept with the session.
-    `pins` are sampling parameters (`PIN_FIELDS`). For drivers of the Miles session server, a pin may also
-    stand at the top level and `evaluation` becomes a label.
+    `mode`, `matcher` and `altered_answer` override the server's defaults. `labels` is any JSON object, kept
+    with the session. `pins` are sampling parameters (`PIN_FIELDS`). For drivers of the Miles session server,
+    a pin may also stand at the top level and `evaluation` becomes a label.
     """
 
     mode: str | None = None
     matcher: str | None = None
+    altered_answer: str | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
     pins: Mapping[str, Any] = field(default_factory=dict)
 
@@ -80,13 +86,23 @@ class OpenRequest:
             labels["evaluation"] = evaluation
         mode = _take(fields, "mode", MODES.__contains__, f"one of {', '.join(MODES)}")
         matcher = _take(fields, "matcher", matchers.__contains__, f"one of {', '.join(matchers)}")
+        altered_answer = _take(
+            fields, "altered_answer", ALTERED_ANSWER.__contains__, f"one of {', '.join(ALTERED_ANSWER)}"
+        )
         pins.update({name: fields.pop(name) for name in PIN_FIELDS & fields.keys()})
         _refuse_rest(fields)
         if unknown := sorted(pins.keys() - PIN_FIELDS):
             raise InvalidRequest(
                 f"pins: {unknown[0]!r} cannot be pinned; known: {', '.join(sorted(PIN_FIELDS))}"
             )
-        return cls(mode, matcher, labels, {name: value for name, value in pins.items() if value is not None})
+        pins = {name: value for name, value in pins.items() if value is not None}
+        return cls(mode, matcher, altered_answer, labels, pins)
+
+
+def pinned(fields: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with the pinned ones in place of theirs, under either name of a length."""
+    hidden = _LENGTHS if _LENGTHS & pins.keys() else frozenset[str]()
+    return {**{name: value for name, value in fields.items() if name not in hidden}, **pins}
 
 
 @dataclass(frozen=True, slots=True)

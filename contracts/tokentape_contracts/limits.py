@@ -32,6 +32,8 @@ JSON_DEPTH: Final = 100
 """Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
 SESSION_ID_CHARS: Final = 64
 """A session id in a path; a longer one is `session_not_found`."""
+QUOTED_VALUE_CHARS: Final = 120
+"""How much of a message's value an error quotes."""
 
 # Sessions
 TURNS_PER_SESSION: Final = 1024
@@ -68,6 +70,9 @@ ENGINE_TIMEOUT_S: Final = 900.0
 """One generation, or all of an answer that the catch-all passes on; beyond it `engine_timeout`."""
 ENGINE_REPLY_BYTES: Final = 512 * MiB
 """An engine's answer; above it `engine_reply_invalid`."""
+LOGPROB_MAX: Final = 0.01
+"""The log-prob of a sampled token, which is 0 at the most, and may be off by a rounding; above it
+`engine_reply_invalid`."""
 REPLAY_BYTES: Final = 256 * MiB
 """One replay payload of one turn, decoded (int32 as SGLang sends it); above it `engine_reply_invalid`, before
 anything is stored."""

@@ -38,6 +38,7 @@ OPENED = SessionOpened(
     id="0f8fad5bd9cb469fa16570867728950e",
     mode="linear",
     matcher="loose_tool_call",
+    altered_answer="keep",
     family="qwen3",
     max_trim_tokens=1,
     template="sha256:1b2c",
@@ -64,6 +65,7 @@ TURN = TurnRecorded(
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": {"arguments": "{}"}}]},
     ],
     tools=[{"type": "function", "function": {"name": "ls"}}],
+    altered=[2, 11],
     request={"temperature": 0.7, "chat_template_kwargs": {"enable_thinking": True}},
     reply={"model": "m", "usage": {"completion_tokens": 3}, "choices": [{"index": 0}]},
     meta={"weight_version": "5", "cached_tokens": 40, "e2e_latency": 0.25},
@@ -76,10 +78,12 @@ TURN = TurnRecorded(
     committed_at=1767225602.5,
 )
 SEALED = SessionSealed(id="16fd2706-8baf", reason="deleted", sealed_at=1767225700.0)
-NEWEST = {"session.opened.v2": OPENED, "turn.recorded.v2": TURN, "session.sealed.v1": SEALED}
+NEWEST = {"session.opened.v3": OPENED, "turn.recorded.v3": TURN, "session.sealed.v1": SEALED}
 EXAMPLES = {
-    "session.opened.v1": replace(OPENED, replay={}, tenant=""),
-    "turn.recorded.v1": replace(TURN, replay={}),
+    "session.opened.v1": replace(OPENED, replay={}, tenant="", altered_answer="refuse"),
+    "session.opened.v2": replace(OPENED, altered_answer="refuse"),
+    "turn.recorded.v1": replace(TURN, replay={}, altered=[]),
+    "turn.recorded.v2": replace(TURN, altered=[]),
     **NEWEST,
 }
 
@@ -129,7 +133,7 @@ def _blob(**values: Any) -> Callable[[Fields], Fields]:
 
 REFUSALS: dict[str, tuple[type[TokentapeError], Callable[[Fields], Fields]]] = {
     "unknown type": (EventUnsupported, _with(type=b"turn.imagined")),
-    "newer version": (EventUnsupported, _with(v=b"3")),
+    "newer version": (EventUnsupported, _with(v=b"4")),
     "version 0": (StreamCorrupt, _with(v=b"0")),
     "negative version": (StreamCorrupt, _with(v=b"-1")),
     "version not a number": (StreamCorrupt, _with(v=b"one")),
@@ -223,7 +227,7 @@ def test_every_older_version_has_an_upcast() -> None:
     ("change", "message"),
     [
         (("    opened_at: float", "    opened_at: float\n    colour: str"), "not all carried"),
-        (("    VERSION: ClassVar[int] = 2", "    VERSION: ClassVar[int] = 3"), "cannot be read"),
+        (("    VERSION: ClassVar[int] = 3", "    VERSION: ClassVar[int] = 4"), "cannot be read"),
     ],
     ids=["field without a carrier", "version without an upcast"],
 )

@@ -82,18 +82,19 @@ def test_an_open_body_is_read() -> None:
     body = {
         "mode": "linear",
         "matcher": "strict",
+        "altered_answer": "keep",
         "labels": {"run": [1, {"a": None}]},
         "pins": {"temperature": 0.5, "top_p": None},
     }
     assert OpenRequest.parse(orjson.dumps(body), matchers=MATCHERS) == OpenRequest(
-        "linear", "strict", {"run": [1, {"a": None}]}, {"temperature": 0.5}
+        "linear", "strict", "keep", {"run": [1, {"a": None}]}, {"temperature": 0.5}
     )
 
 
 def test_an_open_body_of_an_existing_driver_is_read() -> None:
     """A sampling parameter at the top level is a pin, `evaluation` becomes a label."""
     request = OpenRequest.parse(b'{"evaluation": false, "temperature": 1.0}', matchers=MATCHERS)
-    assert request == OpenRequest(None, None, {"evaluation": False}, {"temperature": 1.0})
+    assert request == OpenRequest(None, None, None, {"evaluation": False}, {"temperature": 1.0})
 
 
 @pytest.mark.parametrize("name", sorted(PIN_FIELDS))
@@ -104,7 +105,9 @@ def test_every_pin_may_stand_at_the_top_or_in_pins(name: str) -> None:
     assert OpenRequest.parse(orjson.dumps({"pins": {name: 2}}), matchers=MATCHERS).pins == {name: 2}
 
 
-@pytest.mark.parametrize("name", ["mode", "matcher", "labels", "pins", "evaluation", "temperature"])
+@pytest.mark.parametrize(
+    "name", ["mode", "matcher", "altered_answer", "labels", "pins", "evaluation", "temperature"]
+)
 def test_null_is_the_default_of_an_open_field(name: str) -> None:
     """A field that is null counts as absent."""
     assert OpenRequest.parse(orjson.dumps({name: None}), matchers=MATCHERS) == OpenRequest()
@@ -115,6 +118,8 @@ OPEN_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mode a list": ({"mode": ["linear"]}, "mode must be"),
     "mode a number": ({"mode": 1}, "mode must be"),
     "matcher unknown": ({"matcher": "fuzzy"}, "matcher must be one of strict, loose_tool_call"),
+    "altered_answer unknown": ({"altered_answer": "drop"}, "altered_answer must be one of refuse, keep"),
+    "altered_answer a bool": ({"altered_answer": True}, "altered_answer must be"),
     "matcher an object": ({"matcher": {}}, "matcher must be"),
     "labels a list": ({"labels": []}, "labels must be an object"),
     "labels a string": ({"labels": "a"}, "labels must be an object"),

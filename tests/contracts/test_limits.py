@@ -125,6 +125,11 @@ TESTS: dict[str, tuple[str, str]] = {
     ),
     "STORE_CONNECTIONS": (f"{S}test_limits.py::test_connections",) * 2,
     "STORE_VALUE_BYTES": (f"{A}test_collector.py::test_all_parts_in_order",) * 2,
+    "QUOTED_VALUE_CHARS": ("tests/unit/test_position.py::test_a_long_value_is_quoted_in_part",) * 2,
+    "LOGPROB_MAX": (
+        "tests/unit/test_decide.py::test_a_log_prob_may_be_rounded_up",
+        "tests/unit/test_decide.py::test_a_generation_that_cannot_be_trained_on_is_refused",
+    ),
     "RENDER_INLINE_BYTES": (f"{A}test_limits.py::test_text_that_is_rendered_inline",) * 2,
     "READY_TIMEOUT_S": (f"{A}test_limits.py::test_readiness",) * 2,
     "PROBE_TIMEOUT_S": (f"{A}test_limits.py::test_the_probe",) * 2,

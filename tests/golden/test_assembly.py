@@ -17,6 +17,7 @@ from tokentape_contracts.samples import Sample
 from tokentape_core.domain.assemble import assemble
 from tokentape_core.domain.replay import Rows, deduplicate
 from tokentape_core.domain.state import SessionState, apply, turn_id
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, superseded
 
 FILE = Path(os.environ.get("GOLDEN_CASES", Path(__file__).parent / "assembly.jsonl"))
 
@@ -35,7 +36,14 @@ def test_case(case: dict[str, Any]) -> None:
     """The assembled samples equal the right values, field by field."""
     expect = case["expect"]
     state, stored = _state(case)
-    options = {"max_seq_len": case["max_seq_len"], "metadata": case["agent_metadata"], "stored": stored}
+    # The cases' turns carry no messages: nothing says which of them is a retry.
+    hooks = Hooks(superseded, DEFAULT_HOOKS.finish)
+    options = {
+        "max_seq_len": case["max_seq_len"],
+        "metadata": case["agent_metadata"],
+        "stored": stored,
+        "hooks": hooks,
+    }
     if expect["http_status"] == 422:
         with pytest.raises((PrefixBroken, ReplayBroken)):
             assemble(state, _decode, **options)
@@ -44,6 +52,14 @@ def test_case(case: dict[str, Any]) -> None:
     assert assembly.session_metadata.get("tree") == expect["tree"]
     assert assembly.empty_reason == expect["empty_reason"]
     assert [_plain(sample) for sample in assembly.samples] == expect["samples"]
+    assert [sample.metadata["turns"] for sample in assembly.samples] == [
+        _merged(case, sample["metadata"]) for sample in expect["samples"]
+    ]
+    masks = sum(sum(sample["loss_mask"]) for sample in expect["samples"])
+    assert (assembly.accounting.trained_tokens, assembly.accounting.sampled_tokens) == (
+        masks,
+        sum(len(turn["output"]) for turn in case["turns"]),
+    )
 
 
 def _state(case: dict[str, Any]) -> tuple[SessionState, dict[tuple[str, str], bytes]]:
@@ -53,6 +69,7 @@ def _state(case: dict[str, Any]) -> tuple[SessionState, dict[tuple[str, str], by
         id="0",
         mode=case["mode"],
         matcher="strict",
+        altered_answer="refuse",
         family="default",
         max_trim_tokens=case["max_trim_tokens"],
         template="",
@@ -102,6 +119,7 @@ def _event(state: SessionState, turn: dict[str, Any], replay: dict[str, Blob]) -
         response_id=turn["response_id"],
         messages=[],
         tools=None,
+        altered=[],
         request={},
         reply={},
         meta=turn["meta"],
@@ -109,6 +127,15 @@ def _event(state: SessionState, turn: dict[str, Any], replay: dict[str, Blob]) -
         requested_at=turn["requested_at"],
         committed_at=turn["committed_at"],
     )
+
+
+def _merged(case: dict[str, Any], metadata: dict[str, Any]) -> list[int]:
+    """The seqs of a sample's turns: as many of its path as it has a lifecycle of."""
+    path = [turn["seq"] for turn in case["turns"]]
+    if case["mode"] == "tree":
+        path = [node + 1 for node in metadata["leaf"]["path_node_ids"]]
+    lifecycle = metadata["lifecycle"]
+    return path[: len(lifecycle) if isinstance(lifecycle, list) else 1]
 
 
 def _decode(ids: Any) -> str:
@@ -129,6 +156,7 @@ def _plain(sample: Sample) -> dict[str, Any]:
         "metadata": {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in sample.metadata.items()
+            if name not in ("session_id", "turns")  # the cases do not know them
         },
         "rollout_routed_experts": _plain_rows(sample.rollout_routed_experts),
         "rollout_indexer_topk": _plain_rows(sample.rollout_indexer_topk),

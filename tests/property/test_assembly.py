@@ -43,6 +43,9 @@ def _naive(session: Session, max_seq_len: int | None) -> tuple[Attempt, list[int
         status = "truncated" if excess else STATUS.get(attempt.finish, "failed")
     if not merged:
         return None
+    whole = zip(session.path_attempts, _kept(session), strict=True)
+    if max_seq_len is not None and any(len(attempt.prompt) + size > max_seq_len for attempt, size in whole):
+        status = "truncated" if status == "completed" else status
     last, size = merged[-1]
     first, end = len(merged[0][0].prompt), len(last.prompt) + size
     mask, logprobs = [0] * (end - first), [0.0] * (end - first)

@@ -75,6 +75,7 @@ def turns(draw: st.DrawFn) -> TurnRecorded:
         response_id=draw(text),
         messages=draw(st.lists(objects, max_size=3)),
         tools=draw(st.none() | st.lists(values, max_size=2)),
+        altered=draw(st.lists(st.integers(0, 9), max_size=2)),
         request=draw(objects),
         reply=draw(objects),
         meta=draw(objects),

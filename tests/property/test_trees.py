@@ -12,7 +12,7 @@ from tests.support.sessions import opened, state_of, turn
 from tokentape_contracts.events import TurnRecorded
 from tokentape_core.domain.assemble import assemble
 from tokentape_core.domain.state import SessionState
-from tokentape_core.domain.tree import drop_retried, leaves
+from tokentape_core.domain.tree import leaves, superseded
 
 FINISHES = ("stop", "tool_calls", "stop", "stop", "length", "abort")
 
@@ -102,8 +102,8 @@ def test_clocks_do_not_matter(events: list[TurnRecorded], random: Any) -> None:
     """Picking, order and masks are the same whatever the wall clocks say."""
     state = _state(events)
     shuffled = _state([replace(event, committed_at=random.random() * 1e9) for event in events])
-    picked = [leaf.node_id for leaf in drop_retried(leaves(state))]
-    assert picked == [leaf.node_id for leaf in drop_retried(leaves(shuffled))]
+    picked = [leaf.node_id for leaf in superseded(leaves(state))]
+    assert picked == [leaf.node_id for leaf in superseded(leaves(shuffled))]
     ours, theirs = assemble(state, _decode), assemble(shuffled, _decode)
     assert [s.loss_mask.tolist() for s in ours.samples] == [s.loss_mask.tolist() for s in theirs.samples]
     assert [s.tokens.tolist() for s in ours.samples] == [s.tokens.tolist() for s in theirs.samples]

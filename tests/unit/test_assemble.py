@@ -73,12 +73,12 @@ def test_a_session_without_turns_says_so() -> None:
 TRUNCATIONS: dict[int, tuple[int, list[int], str] | None] = {
     100: (10, [1, 1, 0, 0, 1, 1, 0, 1], "completed"),
     10: (10, [1, 1, 0, 0, 1, 1, 0, 1], "completed"),
-    9: (8, [1, 1, 0, 0, 1, 1], "completed"),
-    8: (8, [1, 1, 0, 0, 1, 1], "completed"),
+    9: (8, [1, 1, 0, 0, 1, 1], "truncated"),
+    8: (8, [1, 1, 0, 0, 1, 1], "truncated"),
     7: (7, [1, 1, 0, 0, 1], "truncated"),
-    6: (4, [1, 1], "completed"),
-    5: (4, [1, 1], "completed"),
-    4: (4, [1, 1], "completed"),
+    6: (4, [1, 1], "truncated"),
+    5: (4, [1, 1], "truncated"),
+    4: (4, [1, 1], "truncated"),
     3: (3, [1], "truncated"),
     2: None,
     1: None,
@@ -308,8 +308,11 @@ def test_speculative_counters_add_up_under_either_name(metas: list[Any], expecte
 
 def test_the_lifecycle_of_one_turn_is_an_object() -> None:
     """`t0` is the end less the latency, or null without one; there is no turn before."""
-    assert _sample(turn(meta={"e2e_latency": 0.25})).metadata == {
-        "lifecycle": {"t0": 101.75, "t1": 102.0, "turn": 1, "req_ts": 101.0}
+    assert _sample(turn(meta={"e2e_latency": 0.25})).metadata["lifecycle"] == {
+        "t0": 101.75,
+        "t1": 102.0,
+        "turn": 1,
+        "req_ts": 101.0,
     }
     assert _sample(turn()).metadata["lifecycle"]["t0"] is None
     assert _sample(turn(meta={"e2e_latency": 0})).metadata["lifecycle"]["t0"] == 102.0

@@ -10,7 +10,18 @@ from tests.support.sessions import opened, state_of, turn
 from tokentape_contracts.errors import HookFailed
 from tokentape_core.domain.assemble import Assembly, assemble
 from tokentape_core.domain.state import SessionState
-from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, Leaf, LeafSample, drop_retried, leaves, tables
+from tokentape_core.domain.tree import (
+    DEFAULT_HOOKS,
+    PICKS,
+    Hooks,
+    Leaf,
+    LeafSample,
+    every_leaf,
+    leaves,
+    superseded,
+    tables,
+    unretried,
+)
 
 
 def decode(ids: Any) -> str:
@@ -26,6 +37,17 @@ def tree(*parents: int, **given: Any) -> SessionState:
         tokens = {"suffix": [100 + seq], "output": [200 + seq, 300 + seq]}
         events.append(turn(parent=parent, keep=keep, response_id=f"r{seq}", **tokens, **given))
         lengths[seq] = keep + 3
+    return state_of(*events, first=opened(mode="tree", max_trim_tokens=0))
+
+
+def branches(*rows: tuple[int, int]) -> SessionState:
+    """A tree of turns with one output token, each of a parent and one new prompt token."""
+    lengths = {0: 0}
+    events = []
+    for seq, (parent, token) in enumerate(rows, 1):
+        keep = lengths[parent]
+        events.append(turn(parent=parent, keep=keep, suffix=[token], output=[100 + seq]))
+        lengths[seq] = keep + 2
     return state_of(*events, first=opened(mode="tree", max_trim_tokens=0))
 
 
@@ -47,9 +69,50 @@ def nodes_of(assembly: Assembly) -> list[int]:
         ((0, 1, 1, 1, 1), [4]),
     ],
 )
-def test_default_pick(parents: tuple[int, ...], kept: list[int]) -> None:
+def test_superseded(parents: tuple[int, ...], kept: list[int]) -> None:
     """A leaf with a later sibling is dropped, roots are kept; long paths first, then late ones."""
-    assert [leaf.node_id for leaf in drop_retried(leaves(tree(*parents)))] == kept
+    state = tree(*parents)
+    assert [leaf.node_id for leaf in superseded(leaves(state))] == kept
+    # No input comes twice in these trees.
+    assert sorted(leaf.node_id for leaf in unretried(leaves(state))) == [
+        turn.seq - 1 for turn in state.turns if turn.seq not in parents
+    ]
+
+
+# parent and suffix of each turn → what `unretried` keeps, in order
+RETRIES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
+    "a retry": ([(0, 1), (1, 2), (1, 2)], [2]),
+    "a retry of the first turn": ([(0, 1), (0, 1)], [1]),
+    "two retries": ([(0, 1), (0, 1), (0, 1)], [2]),
+    "other new messages": ([(0, 1), (1, 2), (1, 3)], [2, 1]),
+    "other first messages": ([(0, 1), (0, 2)], [1, 0]),
+    "a retry that went on before": ([(0, 1), (1, 2), (0, 1)], [1, 2]),
+    "a retry that goes on": ([(0, 1), (0, 1), (2, 2)], [2]),
+    "the same words elsewhere": ([(0, 1), (1, 2), (2, 2)], [2]),
+}
+
+
+@pytest.mark.parametrize("case", RETRIES)
+def test_unretried(case: str) -> None:
+    """A leaf is dropped if a later turn read the same prompt; parallel work stays; long paths come first."""
+    rows, kept = RETRIES[case]
+    state = branches(*rows)
+    assert [leaf.node_id for leaf in unretried(leaves(state))] == kept
+    assert DEFAULT_HOOKS.pick is unretried
+
+
+def test_every_leaf() -> None:
+    """Nothing is dropped; long paths come first, then late ones."""
+    assert [leaf.node_id for leaf in every_leaf(leaves(branches((0, 1), (0, 1), (1, 2), (1, 2))))] == [
+        3,
+        2,
+        1,
+    ]
+
+
+def test_built_in_picks_are_known_by_name() -> None:
+    """The names that a worker can be started with are the functions' own."""
+    assert dict(PICKS) == {f.__name__: f for f in (unretried, superseded, every_leaf)}
 
 
 def test_a_shared_turn_is_trained_in_the_earliest_leaf() -> None:
@@ -124,7 +187,7 @@ def test_two_hundred_leaves() -> None:
     assembly = assemble(state, decode, hooks=everything)
     assert nodes_of(assembly) == list(range(1, 201))
     assert sum(int(sample.loss_mask[0]) for sample in assembly.samples) == 1
-    assert nodes_of(assemble(state, decode)) == [200]
+    assert nodes_of(assemble(state, decode, hooks=Hooks(superseded, DEFAULT_HOOKS.finish))) == [200]
 
 
 def _boom(*_: Any) -> Any:

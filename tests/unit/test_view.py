@@ -1,11 +1,20 @@
 """What GET shows of a session."""
 
+from typing import Any
+
 import orjson
 import pytest
 
 from tests.support.sessions import assistant, opened, sealed, state_of, turn, user
 from tokentape_contracts.events import Blob, ReplaySpec
+from tokentape_core.domain.assemble import expected_accounting
+from tokentape_core.domain.state import SessionState
 from tokentape_core.domain.view import compact, records, session_metadata
+
+
+def _metadata(state: SessionState) -> dict[str, Any]:
+    return session_metadata(state, expected_accounting(state))
+
 
 CALL = [{"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]
 ONE = turn(
@@ -109,7 +118,7 @@ def test_records_change_nothing_that_is_stored() -> None:
 def test_views_can_be_written_as_json(turns: list) -> None:
     """Arrays and all: orjson with its numpy option takes every view as it is."""
     state = state_of(*turns)
-    content = [records(state), compact(state), session_metadata(state)]
+    content = [records(state), compact(state), _metadata(state)]
     assert orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
@@ -118,18 +127,18 @@ def test_the_compact_form_is_the_events() -> None:
     first, last = opened(labels={"run": 7}), sealed()
     view = compact(state_of(ONE, TWO, first=first, last=last))
     assert [(e["type"], e["v"], e.get("seq"), e["id"]) for e in view] == [
-        ("session.opened", 2, None, first.id),
-        ("turn.recorded", 2, 1, ONE.id),
-        ("turn.recorded", 2, 2, TWO.id),
+        ("session.opened", 3, None, first.id),
+        ("turn.recorded", 3, 1, ONE.id),
+        ("turn.recorded", 3, 2, TWO.id),
         ("session.sealed", 1, None, last.id),
     ]
     assert set(view[0]) == {
         *("type", "v", "id", "mode", "matcher", "family", "max_trim_tokens", "template", "labels", "pins"),
-        *("replay", "tenant", "opened_at"),
+        *("altered_answer", "replay", "tenant", "opened_at"),
     }
     assert set(view[1]) == {
         *("type", "v", "seq", "id", "parent", "keep", "suffix", "output", "logprobs", "finish"),
-        *("response_id", "messages", "tools", "request", "reply", "meta", "replay"),
+        *("response_id", "messages", "tools", "altered", "request", "reply", "meta", "replay"),
         *("requested_at", "committed_at"),
     }
     assert (view[0]["labels"], view[0]["replay"], view[1]["replay"]) == ({"run": 7}, {}, {})
@@ -159,12 +168,10 @@ def test_the_compact_form_refers_to_replay_rows() -> None:
 
 def test_session_metadata_names_the_head_path() -> None:
     """All tokens of the path to the newest turn, whatever was recorded beside it."""
-    metadata = session_metadata(state_of(ONE, TWO, first=opened(max_trim_tokens=5)))
+    metadata = _metadata(state_of(ONE, TWO, first=opened(max_trim_tokens=5)))
     assert metadata["accumulated_token_ids"].tolist() == [1, 2, 3, 7, 8, 9]
     assert metadata["max_trim_tokens"] == 5
-    assert session_metadata(state_of(ONE, turn(suffix=[5], output=[])))["accumulated_token_ids"].tolist() == [
-        5
-    ]
+    assert _metadata(state_of(ONE, turn(suffix=[5], output=[])))["accumulated_token_ids"].tolist() == [5]
 
 
 def test_session_metadata_counts_every_generation() -> None:
@@ -172,7 +179,7 @@ def test_session_metadata_counts_every_generation() -> None:
     meta = {"cached_tokens": 1, "prompt_tokens": 2, "spec_verify_ct": 3}
     state = state_of(turn(meta=meta), turn(meta=meta), turn(parent=2, keep=4, output=[5], meta=meta))
     assert [t.seq for t in state.turns[-1].path] == [2, 3]
-    assert session_metadata(state)["counters"] == {
+    assert _metadata(state)["counters"] == {
         "generations": 3,
         "prefix_cache_info": {"cached_tokens": 3, "total_prompt_tokens": 6},
         "spec_info": {"spec_verify_ct": 9, "completion_tokens": 5},
@@ -181,7 +188,7 @@ def test_session_metadata_counts_every_generation() -> None:
 
 def test_session_metadata_of_an_empty_session() -> None:
     """Without a turn there are no tokens and nothing was counted, but the keys are there."""
-    metadata = session_metadata(state_of())
+    metadata = _metadata(state_of())
     assert metadata["accumulated_token_ids"].tolist() == []
     assert metadata["counters"] == {
         "generations": 0,

@@ -9,7 +9,10 @@ from starlette.requests import ClientDisconnect, Request
 from tokentape_contracts import limits
 from tokentape_contracts.errors import InvalidRequest, RequestTooLarge
 from tokentape_contracts.http import parse_object
+from tokentape_core.domain.position import Head
 
+_FOR_TEMPLATE: Final = ("reasoning_effort", "enable_thinking")
+"""Fields of a request that the chat template must get as well as the engine."""
 STALLED: Final = "tokentape.stalled"
 """Name of the ASGI extension that a request gets when its body has paused for `limits.REQUEST_BODY_S`."""
 
@@ -46,16 +49,14 @@ class ChatRequest:
 
     Attributes:
         messages: the whole conversation, at least one message.
-        tools: the tools, or None if the request names none.
-        template_kwargs: arguments for the chat template.
+        head: its tools, and arguments for the chat template.
         stream: whether the client wants server-sent events.
         include_usage: whether these end with the token counts.
         fields: everything else, for the engine.
     """
 
     messages: list[dict[str, Any]]
-    tools: list[Any] | None
-    template_kwargs: Mapping[str, Any]
+    head: Head
     stream: bool
     include_usage: bool
     fields: Mapping[str, Any]
@@ -76,11 +77,30 @@ class ChatRequest:
                 raise InvalidRequest(f"messages[{index}] must be an object with a role")
         if fields.get("n") not in (None, 1) or isinstance(fields.get("n"), bool):
             raise InvalidRequest("n must be 1: a turn has one answer")
+        if _optional(fields, "continue_final_message", bool, "true or false"):
+            raise InvalidRequest(
+                "continue_final_message is not supported: an answer begins with the first token of its turn"
+            )
         tools = _optional(fields, "tools", list, "a list")
-        template_kwargs = _optional(fields, "chat_template_kwargs", dict, "an object") or {}
+        template_kwargs = _template_kwargs(fields)
+        fields = {name: value for name, value in fields.items() if value is not None}
         stream = _optional(fields, "stream", bool, "true or false") or False
         options = _optional(fields, "stream_options", dict, "an object") or {}
-        return cls(messages, tools, template_kwargs, stream, options.get("include_usage") is True, fields)
+        include_usage = options.get("include_usage") is True
+        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields)
+
+
+def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
+    """`chat_template_kwargs`, and what stands beside it for the engine and is the template's business too.
+
+    An engine reads `reasoning_effort` "none" as thinking switched off, under either name that templates have
+    for it (SGLang's request class); a prompt that says otherwise would not fit the engine's parser.
+    """
+    given = _optional(fields, "chat_template_kwargs", dict, "an object") or {}
+    beside = {name: fields[name] for name in _FOR_TEMPLATE if fields.get(name) is not None}
+    if beside.get("reasoning_effort") == "none":
+        beside = {"thinking": False, "enable_thinking": False, **beside}
+    return {**beside, **given}
 
 
 def _optional(fields: dict[str, Any], name: str, kind: type, expected: str) -> Any:

@@ -12,6 +12,7 @@ from tokentape_contracts import limits
 from tokentape_contracts.errors import TABLE, Actor, TokentapeError
 from tokentape_contracts.http import (
     ACCEPT_CONTRACT_HEADER,
+    ALTERED_ANSWER,
     CONTRACT_HEADER,
     DIGEST_HEADER,
     MODES,
@@ -38,7 +39,8 @@ CODES: Final[Mapping[str, tuple[str, ...]]] = {
     "DELETE /sessions/{sid}": (*_ACCESS_CODES, "session_not_found", "store_unavailable", *_STREAM_CODES),
     "POST /sessions/{sid}/v1/chat/completions": (
         *(*_ACCESS_CODES, *_SESSION_CODES, *_STREAM_CODES),
-        *("invalid_request", "cannot_extend", "session_full", "turn_truncated", "request_too_large"),
+        *("invalid_request", "cannot_extend", "answer_altered", "head_changed", "session_full"),
+        *("turn_truncated", "request_too_large"),
         *("matcher_failed", "template_mismatch", "engine_reply_invalid", "engine_unavailable"),
         *("generation_aborted", "engine_timeout"),
     ),
@@ -235,6 +237,10 @@ def _open_request() -> Json:
             "matcher": {
                 "type": ["string", "null"],
                 "description": f"{', '.join(MATCHERS)}, or the server's own.",
+            },
+            "altered_answer": {
+                "enum": [*ALTERED_ANSWER, None],
+                "description": "What a linear session does with a recorded answer that comes back altered.",
             },
             "labels": {"type": ["object", "null"]},
             "pins": {"oneOf": [{"$ref": "#/components/schemas/Pins"}, {"type": "null"}]},

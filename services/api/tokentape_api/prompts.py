@@ -1,8 +1,6 @@
 """Builds a turn's prompt: the parent's stored tokens and the newly rendered suffix."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import orjson
@@ -10,16 +8,17 @@ import orjson
 from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, InvalidRequest
 from tokentape_contracts.events import Ids
-from tokentape_core.domain.decide import Position
+from tokentape_core.domain.position import Position
 from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt, RenderError
 
 
-async def build_prompt(
-    renderer: ChatRenderer, at: Position, tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
-) -> tuple[Prompt, Ids]:
+async def build_prompt(renderer: ChatRenderer, at: Position, opened_at: float) -> tuple[Prompt, Ids]:
     """The prompt of a request at its position, and all its tokens, int32[P].
 
     Long texts are rendered in a thread, so that they delay no other session.
+
+    Args:
+        opened_at: when the session was opened, Unix seconds: the date that a template writes.
 
     Raises:
         CannotExtend: the template cannot append these messages.
@@ -27,10 +26,10 @@ async def build_prompt(
     """
     before = at.parent.tokens if at.parent else np.empty(0, np.int32)
     try:
-        if len(orjson.dumps([at.new_messages, tools])) > limits.RENDER_INLINE_BYTES:
-            prompt = await asyncio.to_thread(_render, renderer, at, before, tools, template_kwargs)
+        if len(orjson.dumps([at.new_messages, at.head.tools])) > limits.RENDER_INLINE_BYTES:
+            prompt = await asyncio.to_thread(_render, renderer, at, before, opened_at)
         else:
-            prompt = _render(renderer, at, before, tools, template_kwargs)
+            prompt = _render(renderer, at, before, opened_at)
     except NotAppendable as error:
         raise CannotExtend(str(error)) from error
     except RenderError as error:
@@ -38,15 +37,18 @@ async def build_prompt(
     return prompt, np.concatenate([before[: prompt.keep], prompt.suffix])
 
 
-def _render(
-    renderer: ChatRenderer,
-    at: Position,
-    before: Ids,
-    tools: Sequence[Any] | None,
-    template_kwargs: Mapping[str, Any],
-) -> Prompt:
+def _render(renderer: ChatRenderer, at: Position, before: Ids, opened_at: float) -> Prompt:
+    tools, template_kwargs = at.head.tools, at.head.template_kwargs
     if at.parent is None:
-        suffix = renderer.render(at.new_messages, tools=tools, template_kwargs=template_kwargs)
+        suffix = renderer.render(
+            at.new_messages, tools=tools, template_kwargs=template_kwargs, opened_at=opened_at
+        )
         return Prompt(keep=0, suffix=suffix)
-    assistant = at.parent.event.messages[-1]
-    return renderer.extend(before, assistant, at.new_messages, tools=tools, template_kwargs=template_kwargs)
+    return renderer.extend(
+        before,
+        at.parent.event.messages[-1],
+        at.new_messages,
+        tools=tools,
+        template_kwargs=template_kwargs,
+        opened_at=opened_at,
+    )

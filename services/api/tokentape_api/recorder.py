@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tokentape_api.bodies import ChatRequest
@@ -13,16 +14,15 @@ from tokentape_api.prompts import build_prompt
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, MatcherFailed, SessionNotFound, TemplateMismatch
-from tokentape_contracts.events import Blob, TurnRecorded
-from tokentape_core.domain.decide import Position, ensure_open, position, record_turn
+from tokentape_contracts.events import Blob, Ids, TurnRecorded
+from tokentape_contracts.http import pinned
+from tokentape_core.domain.decide import ensure_open, record_turn
 from tokentape_core.domain.match import Matcher
+from tokentape_core.domain.position import Position, new_root, position
 from tokentape_core.domain.replay import Rows, deduplicate, first_row, sources
 from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.store import SeqTaken, Store
-from tokentape_core.text.render import ChatRenderer
-
-_LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
-"""Two names of one parameter: pinning one of them must not leave the agent the other."""
+from tokentape_core.text.render import ChatRenderer, Prompt
 
 
 class Recorder:
@@ -67,25 +67,18 @@ class Recorder:
             state = await self._sessions.load(session_id)
             ensure_open(state)
             self._ensure_same_template(state)
-            at = position(state, chat.messages, self._matcher(state))
-        root = None if at.parent else "unmatched" if state.turns else "first"
-        inherited = at.parent.tools if at.parent else None
-        tools = chat.tools if chat.tools is not None else inherited
+            at = position(state, chat.messages, self._matcher(state), chat.head)
         with self._telemetry.stage("render"):
-            try:
-                prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
-            except CannotExtend:
-                if state.opened.mode != "tree" or at.parent is None:
-                    raise
-                # The template cannot append these messages: the whole conversation begins a new root.
-                at, root = Position(None, list(chat.messages)), "not_appendable"
-                prompt, tokens = await build_prompt(self._renderer, at, tools, chat.template_kwargs)
-        settings = _pinned(chat.fields, state.opened.pins)
-        if chat.template_kwargs:
-            settings["chat_template_kwargs"] = chat.template_kwargs
+            at, prompt, tokens = await self._prompt(state, at, chat)
+        settings = pinned(chat.fields, state.opened.pins)
+        if at.head.template_kwargs:
+            settings["chat_template_kwargs"] = at.head.template_kwargs
+        if at.head.tools and chat.head.tools == []:
+            # They stay in the prompt of a conversation that empties them, and must not be called.
+            settings.setdefault("tool_choice", "none")
         request = {**settings, "messages": chat.messages}
-        if tools is not None:
-            request["tools"] = tools
+        if at.head.tools is not None:
+            request["tools"] = at.head.tools
         wanted = {
             kind: Wanted(first_row(spec, at.parent, prompt.keep), spec.layers)
             for kind, spec in state.opened.replay.items()
@@ -101,7 +94,7 @@ class Recorder:
             prompt.suffix,
             generated.generation,
             event_id=uuid.uuid4().hex,
-            tools=tools,
+            vocabulary=self._renderer.tokenizer.size,
             request=settings,
             replay={kind: blob for kind, (blob, _) in blobs.items()},
             requested_at=requested_at,
@@ -109,10 +102,31 @@ class Recorder:
         )
         with self._telemetry.stage("append"):
             await self._commit(session_id, state, event, {kind: data for kind, (_, data) in blobs.items()})
-        self._telemetry.recorded(event, at.parent, root)
+        self._telemetry.recorded(event, at)
         for kind in wanted:
             self._telemetry.replayed(kind, blobs.get(kind))
         return generated.answer
+
+    async def _prompt(
+        self, state: SessionState, at: Position, chat: ChatRequest
+    ) -> tuple[Position, Prompt, Ids]:
+        """Where the request belongs after all, its prompt, and all tokens of that, int32[P]."""
+        try:
+            at = self._with_defaults(at)
+            return at, *await build_prompt(self._renderer, at, state.opened.opened_at)
+        except CannotExtend:
+            if state.opened.mode != "tree" or at.parent is None:
+                raise
+        # The template cannot append these messages: the whole conversation begins a new root.
+        at = self._with_defaults(new_root(chat.messages, at.head, "not_appendable"))
+        return at, *await build_prompt(self._renderer, at, state.opened.opened_at)
+
+    def _with_defaults(self, at: Position) -> Position:
+        """A conversation begins with the server's template arguments, where the request names no others."""
+        if at.parent is not None or not self._renderer.template_kwargs:
+            return at
+        template_kwargs = {**self._renderer.template_kwargs, **at.head.template_kwargs}
+        return replace(at, head=replace(at.head, template_kwargs=template_kwargs))
 
     def _matcher(self, state: SessionState) -> Matcher:
         try:
@@ -162,9 +176,3 @@ class Recorder:
                 raise
             self._sessions.appended(session_id, state, seq, event)
             return
-
-
-def _pinned(fields: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's fields with the pinned ones in place of the agent's, under either name of a length."""
-    hidden = _LENGTHS if _LENGTHS & pins.keys() else frozenset[str]()
-    return {**{name: value for name, value in fields.items() if name not in hidden}, **pins}

@@ -1,10 +1,12 @@
 """Settings of an API process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tokentape_contracts import limits
+from tokentape_contracts.http import ALTERED_ANSWER
 from tokentape_core.addresses import queue_url
 
 ENGINES: Final = ("sglang", "vllm")
@@ -12,6 +14,7 @@ REPLAY: Final = ("off", "full", "incremental")
 REPLAY_PREFIX: Final = ("latest", "recorded")
 INDEXER_TOPK: Final = ("off", "on")
 _CHOICES: Final = {
+    "altered_answer": ALTERED_ANSWER,
     "engine": ENGINES,
     "replay": REPLAY,
     "replay_prefix": REPLAY_PREFIX,
@@ -33,6 +36,9 @@ class ApiSettings:
         family: the model family, whose boundary rules apply.
         mode: of sessions that name none.
         matcher: of sessions that name none; a built-in name, or the import path of a function.
+        altered_answer: what linear sessions that name nothing else do with a recorded answer that comes back
+            altered, one of `ALTERED_ANSWER`.
+        pins: sampling parameters of every session, under its own (`PIN_FIELDS`).
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         engine_timeout_s: the longest generation.
@@ -59,7 +65,9 @@ class ApiSettings:
     chat_template: Path | None = None
     family: str = "default"
     mode: str = "linear"
-    matcher: str = "loose_tool_call"
+    matcher: str = "equivalent"
+    altered_answer: str = "refuse"
+    pins: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8080
     engine_timeout_s: float = limits.ENGINE_TIMEOUT_S

@@ -23,8 +23,8 @@ from tokentape_contracts.errors import (
 )
 from tokentape_contracts.events import Blob, TurnRecorded
 from tokentape_core import logs
+from tokentape_core.domain.position import ROOTS, Position
 from tokentape_core.domain.replay import KINDS
-from tokentape_core.domain.state import Turn
 from tokentape_core.metrics import LAGS, Meter
 from tokentape_core.tracing import NoTracing, Tracing
 
@@ -53,7 +53,6 @@ ENGINE_CODES: Final = (
     ENGINE_REFUSED,
 )
 STAGES: Final = ("position", "render", "engine", "append")
-ROOTS: Final = ("first", "unmatched", "not_appendable")
 TOKENS: Final = ("reused", "rendered", "sampled")
 SAMPLES: Final = "samples"
 """The outcome of a collect that has no error."""
@@ -102,12 +101,17 @@ class Telemetry:
         self._roots = meter.counters(
             "tokentape_turns_roots_total",
             "Recorded turns that continue no other: the session's first, those that repeat no recorded turn, "
-            "and those whose messages the template cannot append.",
+            "those with other tools or template arguments than the turn that they repeat, and those whose "
+            "messages the template cannot append.",
             reason=ROOTS,
         )
         self.conflicts = meter.counter(
             "tokentape_turns_conflicts_total",
             "Appends that found their place taken by a concurrent turn, and became its sibling.",
+        )
+        self._altered = meter.counter(
+            "tokentape_turns_altered_answers_total",
+            "Recorded answers that a request brought back altered and that were kept as recorded.",
         )
         self._trimmed = meter.counter(
             "tokentape_turns_trimmed_tokens_total",
@@ -180,20 +184,17 @@ class Telemetry:
         span = self.tracing.span(stage, "client" if stage == "engine" else "internal")
         return _Stage(stage, span, self._stage_seconds[stage])
 
-    def recorded(self, event: TurnRecorded, parent: Turn | None, root: str | None) -> None:
-        """Counts a turn that is in the stream.
-
-        Args:
-            root: one of `ROOTS`, of a turn without a parent.
-        """
+    def recorded(self, event: TurnRecorded, at: Position) -> None:
+        """Counts a turn that is in the stream."""
         self._recorded.inc()
         self._tokens["reused"].inc(event.keep)
         self._tokens["rendered"].inc(len(event.suffix))
         self._tokens["sampled"].inc(len(event.output))
-        if parent is not None:
-            self._trimmed.inc(parent.length - event.keep)
-        if root is not None:
-            self._roots[root].inc()
+        self._altered.inc(len(event.altered))
+        if at.parent is not None:
+            self._trimmed.inc(at.parent.length - event.keep)
+        if at.root is not None:
+            self._roots[at.root].inc()
 
     def replayed(self, kind: str, stored: tuple[Blob, bytes] | None) -> None:
         """Counts a replay payload that a recorded turn asked for; None if it did not come."""

@@ -13,6 +13,7 @@ class Counts:
         samples: status → samples.
         picked: leaves that were to become samples.
         dropped: the other leaves.
+        tokens: fate (`accounting.FATES`) → sampled tokens of the session.
         mismatches: type → entries of `tito_session_mismatch`.
         lost: turns that the API acknowledged and the stream does not hold.
     """
@@ -20,6 +21,7 @@ class Counts:
     samples: Mapping[str, int] = field(default_factory=dict)
     picked: int = 0
     dropped: int = 0
+    tokens: Mapping[str, int] = field(default_factory=dict)
     mismatches: Mapping[str, int] = field(default_factory=dict)
     lost: int = 0
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final, get_args
 
+import numpy as np
+
 from tokentape_assembler.counts import Counts
 from tokentape_contracts.errors import (
     EventUnsupported,
     HookFailed,
+    InternalError,
     PrefixBroken,
     ReplayBroken,
     SessionNotFound,
@@ -24,6 +27,7 @@ from tokentape_core.domain.assemble import Assembly, assemble, replay_turns
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, leaves
+from tokentape_core.domain.view import Compare
 from tokentape_core.store import Store
 from tokentape_core.text.mismatch import Kind
 from tokentape_core.text.render import ChatRenderer
@@ -31,6 +35,7 @@ from tokentape_core.text.render import ChatRenderer
 REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     EventUnsupported,
     HookFailed,
+    InternalError,
     PrefixBroken,
     ReplayBroken,
     SessionNotFound,
@@ -85,10 +90,12 @@ async def outcome_of(
             decode,
             max_seq_len=job.max_seq_len,
             metadata=job.metadata,
+            session_id=job.session_id,
             hooks=hooks,
-            compare=comparison(renderer, state.opened.template) if renderer else None,
+            compare=_comparison(renderer, state) if renderer else None,
             stored=stored,
         )
+        _ensure_accounted(state, assembly)
         lap("assemble")
     except REFUSALS as error:
         return Assembled(b"", "", timing_ms, error, counts=Counts(lost=lost))
@@ -99,6 +106,26 @@ async def outcome_of(
     lap("encode")
     counts = _counts(state, assembly)
     return Assembled(payload, digest, timing_ms, samples=len(assembly.samples), counts=counts)
+
+
+def _comparison(renderer: ChatRenderer, state: SessionState) -> Compare | None:
+    return comparison(renderer, state.opened.template, state.opened.opened_at)
+
+
+def _ensure_accounted(state: SessionState, assembly: Assembly) -> None:
+    """Counts once more, from the events and the samples themselves (INV-11).
+
+    Raises:
+        InternalError: a sampled token is neither trained nor named, or one is trained twice.
+    """
+    said = assembly.accounting
+    sampled = sum(len(turn.event.output) for turn in state.turns)
+    trained = sum(int(np.count_nonzero(sample.loss_mask)) for sample in assembly.samples)
+    left_out = sum(entry.tokens for entry in said.left_out)
+    if (sampled, trained) != (said.sampled_tokens, said.trained_tokens) or sampled != trained + left_out:
+        raise InternalError(
+            f"{sampled} tokens were sampled, {trained} are trained and {left_out} named as left out"
+        )
 
 
 def _whole(state: SessionState | None, tail: str) -> SessionState:
@@ -131,5 +158,6 @@ def _counts(state: SessionState, assembly: Assembly) -> Counts:
         samples=dict(Counter(sample.status.value for sample in assembly.samples)),
         picked=assembly.picked,
         dropped=len(leaves(state)) - assembly.picked,
+        tokens=assembly.accounting.fates,
         mismatches=dict(Counter(kind for kind in types if kind in MISMATCHES)),
     )

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from tokentape_assembler.counts import Counts
+from tokentape_contracts.accounting import FATES
 from tokentape_contracts.jobs import AssembleJob
 from tokentape_contracts.samples import Status
 from tokentape_core import logs
@@ -88,6 +89,11 @@ class Telemetry:
             "Leaves of the assembled sessions: picked for a sample, or dropped (retried turns, by default).",
             fate=("picked", "dropped"),
         )
+        self._tokens = meter.counters(
+            "tokentape_assembly_tokens_total",
+            "Sampled tokens of the assembled sessions: trained, or left out, by the reason.",
+            fate=tuple(map(str, FATES)),
+        )
         self._mismatches = meter.counters(
             "tokentape_assembly_mismatches_total",
             "Entries of tito_session_mismatch in what was assembled, by type.",
@@ -132,6 +138,8 @@ class Telemetry:
         """
         said = {"code": code, "detail": detail}
         logs.note(outcome=outcome, stages=timing_ms, **{name: text for name, text in said.items() if text})
+        if counts.tokens:
+            logs.note(tokens=dict(counts.tokens))
         self.tracing.annotate(outcome=outcome, code=code, **timing_ms)
         for stage, ms in timing_ms.items():
             self._stage_seconds[stage].observe(ms / 1000)
@@ -141,6 +149,8 @@ class Telemetry:
             self._samples[status].inc(count)
         self._leaves["picked"].inc(counts.picked)
         self._leaves["dropped"].inc(counts.dropped)
+        for fate, count in counts.tokens.items():
+            self._tokens[fate].inc(count)
         for kind, count in counts.mismatches.items():
             self._mismatches[kind].inc(count)
         self._lost.inc(counts.lost)

@@ -14,12 +14,13 @@ from tokentape_api.responses import JSON, json_response
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
 from tokentape_contracts import limits
-from tokentape_contracts.errors import SessionDeleted
+from tokentape_contracts.errors import InvalidRequest, SessionDeleted
 from tokentape_contracts.events import ReplaySpec, SessionOpened, SessionSealed
-from tokentape_contracts.http import OpenRequest
+from tokentape_contracts.http import OpenRequest, pinned
 from tokentape_core import logs
 from tokentape_core.comparison import comparison
 from tokentape_core.domain import view
+from tokentape_core.domain.assemble import expected_accounting
 from tokentape_core.domain.state import SessionState
 
 
@@ -34,11 +35,12 @@ async def open_session(request: Request) -> Response:
         id=uuid.uuid4().hex,
         mode=wanted.mode or settings.mode,
         matcher=wanted.matcher or settings.matcher,
+        altered_answer=_altered_answer(wanted, settings),
         family=settings.family,
         max_trim_tokens=renderer.max_trim_tokens,
         template=renderer.fingerprint,
         labels=wanted.labels,
-        pins=wanted.pins,
+        pins=pinned(settings.pins, wanted.pins),
         replay=_replay(settings),
         tenant=caller_of(request).tenant,
         opened_at=time.time(),
@@ -47,6 +49,14 @@ async def open_session(request: Request) -> Response:
     services.telemetry.sessions_opened.inc()
     logs.note(opened=session_id)
     return json_response({"session_id": session_id})
+
+
+def _altered_answer(wanted: OpenRequest, settings: ApiSettings) -> str:
+    if wanted.altered_answer == "keep" and (wanted.mode or settings.mode) == "tree":
+        raise InvalidRequest(
+            "altered_answer keep needs mode linear: in a tree an altered answer begins a new root"
+        )
+    return wanted.altered_answer or settings.altered_answer
 
 
 def _replay(settings: ApiSettings) -> dict[str, ReplaySpec]:
@@ -76,8 +86,8 @@ async def get_session(request: Request) -> Response:
 
 
 def _dump_records(services: Services, session_id: str, state: SessionState) -> bytes:
-    compare = comparison(services.renderer, state.opened.template)
-    metadata = view.session_metadata(state, compare)
+    compare = comparison(services.renderer, state.opened.template, state.opened.opened_at)
+    metadata = view.session_metadata(state, expected_accounting(state), compare)
     return _dump({"session_id": session_id, "records": view.records(state), "metadata": metadata})
 
 

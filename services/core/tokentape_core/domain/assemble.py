@@ -9,19 +9,27 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from tokentape_contracts.errors import HookFailed
+import numpy as np
+from numpy.typing import NDArray
+
+from tokentape_contracts.accounting import Accounting
+from tokentape_contracts.errors import HookFailed, PrefixBroken
 from tokentape_contracts.samples import Sample
-from tokentape_core.domain.path import Decode, path_sample
+from tokentape_contracts.tokens import first_bad_log_prob
+from tokentape_core.domain.account import Trained, account, trained_first
+from tokentape_core.domain.path import Decode, PathPlan, path_sample, plan_path
 from tokentape_core.domain.replay import Stored
 from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.domain.tree import (
     DEFAULT_HOOKS,
+    Finish,
     Hooks,
     Leaf,
     LeafSample,
     Pick,
     leaf_metadata,
     leaves,
+    unretried,
 )
 from tokentape_core.domain.view import Compare, mismatch, session_metadata
 
@@ -35,12 +43,14 @@ class Assembly:
     Attributes:
         samples: in order.
         session_metadata: about the whole session.
+        accounting: what became of every sampled token; also in `session_metadata`.
         empty_reason: why there is no sample, or None.
         picked: leaves that were to become samples, the too long ones included.
     """
 
     samples: list[Sample]
     session_metadata: dict[str, Any]
+    accounting: Accounting
     empty_reason: str | None = None
     picked: int = 0
 
@@ -51,6 +61,7 @@ def assemble(
     *,
     max_seq_len: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    session_id: str = "",
     hooks: Hooks = DEFAULT_HOOKS,
     compare: Compare | None = None,
     stored: Stored = NOTHING_STORED,
@@ -64,6 +75,7 @@ def assemble(
         decode: decodes one piece of the response; the pieces' texts are concatenated.
         max_seq_len: longest sample in tokens, prompt included.
         metadata: the agent's own, for the finish hook; a linear session's is applied by the driver.
+        session_id: for the samples' metadata.
         compare: compares a path's tokens with the chat template's rendering.
         stored: the bytes of the replay rows of `replay_turns`.
 
@@ -72,18 +84,38 @@ def assemble(
         HookFailed: a hook raised or broke its contract.
         ReplayBroken, StreamCorrupt: see `sample_rows`.
     """
-    about = session_metadata(state, compare)
-    if state.head is None:
-        return Assembly([], about, "no_records")
+    picked = _picked(leaves(state), hooks.pick) if state.opened.mode == "tree" else _line(state)
+    plans = [plan_path(leaf.path, state.opened, max_seq_len) for leaf in picked]
+    fitting = [(leaf, plan) for leaf, plan in zip(picked, plans, strict=True) if plan.merged]
+    items = [
+        LeafSample(leaf, path_sample(plan, state.opened, decode, stored), plan.spans)
+        for leaf, plan in fitting
+    ]
+    for item in items:
+        item.sample.metadata["session_id"] = session_id
     if state.opened.mode == "tree":
-        picked = _picked(leaves(state), hooks.pick)
-        samples = _tree_samples(picked, state, decode, max_seq_len, metadata or {}, hooks, compare, stored)
-        count = len(picked)
+        _finish(items, hooks.finish, metadata or {}, compare)
+        trained = _trained(items, [plan for _, plan in fitting], hooks.finish)
     else:
-        built = path_sample(state.head.path, state.opened, decode, max_seq_len, stored)
-        samples = [built[0]] if built else []
-        count = 1
-    return Assembly(samples, about, None if samples else "all_truncated", count)
+        trained = trained_first(plans)
+    accounting = account(state, plans, trained)
+    about = session_metadata(state, accounting, compare)
+    empty_reason = None if items else "all_truncated" if state.turns else "no_records"
+    return Assembly([item.sample for item in items], about, accounting, empty_reason, len(picked))
+
+
+def expected_accounting(state: SessionState) -> Accounting | None:
+    """What a collect without `max_seq_len` and with the default hooks would account for.
+
+    None if that would be refused, because a turn's prompt does not begin with its parent's tokens.
+    """
+    picked = unretried(leaves(state)) if state.opened.mode == "tree" else _line(state)
+    try:
+        plans = [plan_path(leaf.path, state.opened, None) for leaf in picked]
+    except PrefixBroken:
+        return None
+    by_seq = sorted(plans, key=lambda plan: plan.path[-1].seq)  # as `train_once` does
+    return account(state, plans, trained_first(by_seq))
 
 
 def replay_turns(state: SessionState) -> list[Turn]:
@@ -95,28 +127,75 @@ def replay_turns(state: SessionState) -> list[Turn]:
     return [turn for turn in turns if turn.event.replay]
 
 
-def _tree_samples(
-    picked: Sequence[Leaf],
-    state: SessionState,
-    decode: Decode,
-    max_seq_len: int | None,
-    metadata: Mapping[str, Any],
-    hooks: Hooks,
-    compare: Compare | None,
-    stored: Stored,
-) -> list[Sample]:
-    items = []
-    for leaf in picked:
-        built = path_sample(leaf.path, state.opened, decode, max_seq_len, stored)
-        if built is not None:
-            sample, spans = built
-            sample.metadata["accumulated_token_ids"] = leaf.turn.tokens
-            sample.metadata["leaf"] = leaf_metadata(leaf)
-            sample.metadata.update(mismatch(leaf.turn, compare))
-            items.append(LeafSample(leaf, sample, spans))
-    with _hook(hooks.finish):
-        hooks.finish(items, metadata)
-    return [item.sample for item in items]
+def _line(state: SessionState) -> list[Leaf]:
+    """The one leaf of a linear session: the newest turn."""
+    return [Leaf(state.head, is_last_child=True)] if state.head else []
+
+
+def _finish(
+    items: Sequence[LeafSample], finish: Finish, metadata: Mapping[str, Any], compare: Compare | None
+) -> None:
+    """Says of each sample of a tree which leaf it is, and lets the hook change them."""
+    for item in items:
+        item.sample.metadata["accumulated_token_ids"] = item.leaf.turn.tokens
+        item.sample.metadata["leaf"] = leaf_metadata(item.leaf)
+        item.sample.metadata.update(mismatch(item.leaf.turn, compare))
+    with _hook(finish):
+        finish(tuple(items), metadata)
+
+
+def _trained(items: Sequence[LeafSample], plans: Sequence[PathPlan], finish: Finish) -> dict[int, Trained]:
+    """Seq → where the turn is trained, as the loss masks say after the hook.
+
+    Raises:
+        HookFailed: the hook left arrays of unequal lengths, or trains a token twice, or one that was not
+            sampled.
+    """
+    masks: dict[int, NDArray[np.bool_]] = {}
+    where: dict[int, PathPlan] = {}
+    for item, plan in zip(items, plans, strict=True):
+        mask = _mask(item, finish)
+        for piece in plan.merged:
+            seq, part = piece.turn.seq, mask[item.spans[piece.turn.seq]]
+            if not part.any():
+                continue
+            own = np.zeros(len(piece.turn.event.output), np.bool_)
+            own[: len(part)] = part
+            if (masks.get(seq, False) & own).any():
+                raise HookFailed(
+                    f"after finish hook {_name(finish)} tokens of turn {seq} are trained in two samples: "
+                    "mask them in all but one, as tokentape_core.domain.tree.train_once does"
+                )
+            masks[seq] = masks.get(seq, False) | own
+            where.setdefault(seq, plan)
+    return {seq: Trained(int(np.count_nonzero(mask)), where[seq]) for seq, mask in masks.items()}
+
+
+def _mask(item: LeafSample, finish: Finish) -> NDArray[np.bool_]:
+    """bool[R]: which tokens of the sample's response are trained."""
+    sample = item.sample
+    try:
+        lengths = {len(sample.loss_mask), len(sample.rollout_log_probs), sample.response_length}
+        mask: NDArray[np.bool_] = np.asarray(sample.loss_mask) != 0
+    except TypeError as error:
+        raise HookFailed(f"finish hook {_name(finish)} left no arrays in a sample: {error}") from error
+    if len(lengths) > 1 or not sample.response_length <= len(sample.tokens):
+        raise HookFailed(
+            f"finish hook {_name(finish)} left arrays of unequal lengths in the sample of leaf "
+            f"{item.leaf.node_id}: {len(sample.loss_mask)} of loss_mask, {len(sample.rollout_log_probs)} of "
+            f"rollout_log_probs, response_length {sample.response_length}, {len(sample.tokens)} tokens"
+        )
+    if (place := first_bad_log_prob(np.asarray(sample.rollout_log_probs, np.float64))) is not None:
+        raise HookFailed(
+            f"finish hook {_name(finish)} left the log-prob {sample.rollout_log_probs[place]} in the sample "
+            f"of leaf {item.leaf.node_id}"
+        )
+    if np.count_nonzero(mask) != sum(np.count_nonzero(mask[span]) for span in item.spans.values()):
+        raise HookFailed(
+            f"after finish hook {_name(finish)} the sample of leaf {item.leaf.node_id} trains tokens that no "
+            "model sampled: its loss mask may be 1 only where it was"
+        )
+    return mask
 
 
 def _picked(all_leaves: Sequence[Leaf], pick: Pick) -> list[Leaf]:

@@ -10,8 +10,23 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from tokentape_core.domain.canonical import differing_key, equal_json, unique_keys
+
 Message = Mapping[str, Any]
 Matcher = Callable[[Message, Message], bool]
+
+KEYS: Final = ("role", "content", "reasoning_content", "tool_calls")
+"""What is compared of a message."""
+
+
+def equivalent(stored: Message, incoming: Message) -> bool:
+    """No contradiction: what clients leave out, or spell differently, when they re-serialise does not count.
+
+    Text is compared as text, reasoning only if the incoming message has any, tool calls by number, name and
+    JSON value; see `canonical`. Their ids may be others, if they are renamed consistently over the whole
+    conversation, which `position` looks after.
+    """
+    return differing_key(stored, incoming) is None
 
 
 def strict(stored: Message, incoming: Message) -> bool:
@@ -30,8 +45,15 @@ def role_content_only(stored: Message, incoming: Message) -> bool:
 
 
 MATCHERS: Final[Mapping[str, Matcher]] = {
-    matcher.__name__: matcher for matcher in (strict, loose_tool_call, role_content_only)
+    matcher.__name__: matcher for matcher in (equivalent, strict, loose_tool_call, role_content_only)
 }
+
+
+def contradicting_key(stored: Message, incoming: Message, matcher: Matcher) -> str | None:
+    """The first of `KEYS` in which a message that the matcher refused differs; None if no single one does."""
+    if matcher is equivalent:
+        return differing_key(stored, incoming)
+    return next((key for key in KEYS if not _equal(stored.get(key), incoming.get(key))), None)
 
 
 def is_text(messages: Iterable[Message]) -> bool:
@@ -98,22 +120,11 @@ def _same_call(stored: Any, incoming: Any, same_arguments: Callable[[Any, Any], 
 
 def _equal(a: Any, b: Any) -> bool:
     """JSON equality in which every empty value is the same."""
-    return (_is_empty(a) and _is_empty(b)) or _equal_json(a, b)
+    return (_is_empty(a) and _is_empty(b)) or equal_json(a, b)
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or value in ("", [])
-
-
-def _equal_json(a: Any, b: Any) -> bool:
-    """Equality of JSON values: unlike Python's `==`, true is not 1; numbers compare by value."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal_json(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_equal_json(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
 
 
 def _equal_arguments(a: Any, b: Any) -> bool:
@@ -121,18 +132,10 @@ def _equal_arguments(a: Any, b: Any) -> bool:
         return True
     try:
         ours, theirs = _arguments(a), _arguments(b)
-        return isinstance(ours, dict) and isinstance(theirs, dict) and _equal_json(ours, theirs)
+        return isinstance(ours, dict) and isinstance(theirs, dict) and equal_json(ours, theirs)
     except (ValueError, RecursionError):
         return False
 
 
 def _arguments(value: Any) -> Any:
-    return json.loads(value, object_pairs_hook=_unique) if isinstance(value, str) else value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; with a key twice it has no single meaning, hence equals nothing."""
-    keys = dict(pairs)
-    if len(keys) != len(pairs):
-        raise ValueError("duplicate key")
-    return keys
+    return json.loads(value, object_pairs_hook=unique_keys) if isinstance(value, str) else value

@@ -1,6 +1,6 @@
-"""A path of turns becomes one training sample.
+"""A path of turns becomes one training sample, and nothing that was sampled on it goes unnamed.
 
-Three passes over the turns of a path:
+Three passes over the turns of a path plan the sample:
 
 1. *Cut.* What the next turn's prompt did not keep of a turn's output (at most `max_trim_tokens`, a stop token
    that the template renders again) is taken from that output, so that no token counts twice.
@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tokentape_contracts.errors import PrefixBroken
+from tokentape_contracts.accounting import Reason
+from tokentape_contracts.errors import PrefixBroken, StreamCorrupt
 from tokentape_contracts.events import Ids, ReplaySpec, SessionOpened
 from tokentape_contracts.samples import Sample, Status
+from tokentape_contracts.tokens import first_bad_id, first_bad_log_prob
 from tokentape_core.domain.counters import (
     prefix_cache_info,
     spec_info,
@@ -41,34 +43,8 @@ _STATUS: Final = {
 }
 
 
-def path_sample(
-    path: Sequence[Turn], opened: SessionOpened, decode: Decode, max_seq_len: int | None, stored: Stored
-) -> tuple[Sample, dict[int, slice]] | None:
-    """The sample of one root-to-leaf path, and where each merged turn's output lies in its response.
-
-    None if nothing of it fits into `max_seq_len`.
-
-    Args:
-        opened: how the session was opened.
-        stored: the bytes of the path's replay rows.
-    """
-    pieces = _cut(path, opened.max_trim_tokens)
-    if max_seq_len is not None:
-        pieces = _truncate(pieces, max_seq_len)
-    if not pieces:
-        return None
-    merged = _mergeable(pieces, opened.replay)
-    first = merged[0].start
-    spans = {piece.turn.seq: slice(piece.start - first, piece.end - first) for piece in merged}
-    sample = _merge(merged, spans, decode)
-    turns = [piece.turn for piece in merged]
-    for kind, spec in opened.replay.items():
-        setattr(sample, f"rollout_{kind}", sample_rows(turns, kind, spec, stored, len(sample.tokens)))
-    return sample, spans
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
+class Piece:
     """A turn in the making of a sample: its first `size` output tokens, which end at `end`."""
 
     turn: Turn
@@ -84,10 +60,85 @@ class _Piece:
         return self.turn.prompt_length + self.size
 
 
-def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[_Piece]:
+@dataclass(frozen=True, slots=True, eq=False)
+class PathPlan:
+    """What of a path becomes its sample, and why the rest of its sampled tokens does not.
+
+    Attributes:
+        path: from the root to the leaf.
+        merged: the turns of the sample, in order; none if nothing of the path fits into `max_seq_len`.
+        left_out: seq → reasons, each with its number of output tokens, of every turn of the path that is not
+            in the sample as a whole.
+    """
+
+    path: Sequence[Turn]
+    merged: Sequence[Piece]
+    left_out: Mapping[int, Sequence[tuple[Reason, int]]]
+
+    @property
+    def spans(self) -> dict[int, slice]:
+        """Seq of each merged turn → where its output lies in the sample's response."""
+        first = self.merged[0].start if self.merged else 0
+        return {piece.turn.seq: slice(piece.start - first, piece.end - first) for piece in self.merged}
+
+    @property
+    def status(self) -> Status:
+        """The last merged turn's, or truncated if turns were left out for their length."""
+        status = self.merged[-1].status
+        is_cut = any(reason is Reason.OVER_MAX_SEQ_LEN for why in self.left_out.values() for reason, _ in why)
+        return Status.TRUNCATED if is_cut and status is Status.COMPLETED else status
+
+
+def plan_path(path: Sequence[Turn], opened: SessionOpened, max_seq_len: int | None) -> PathPlan:
+    """Decides what of one root-to-leaf path becomes its sample.
+
+    Raises:
+        PrefixBroken: a turn's prompt does not begin with its parent's tokens.
+    """
+    whole = _cut(path, opened.max_trim_tokens)
+    fitting = whole if max_seq_len is None else _truncate(whole, max_seq_len)
+    merged, reason = _mergeable(fitting, opened.replay)
+    left_out: dict[int, list[tuple[Reason, int]]] = {}
+    for place, piece in enumerate(whole):
+        fits = fitting[place].size if place < len(fitting) else 0
+        sizes = (
+            (Reason.TRIMMED, len(piece.turn.event.output) - piece.size),
+            (Reason.OVER_MAX_SEQ_LEN, piece.size - fits),
+            (reason, fits if place >= len(merged) else 0),
+        )
+        if why := [(reason, size) for reason, size in sizes if size]:
+            left_out[piece.turn.seq] = why
+    return PathPlan(path, merged, left_out)
+
+
+def path_sample(plan: PathPlan, opened: SessionOpened, decode: Decode, stored: Stored) -> Sample:
+    """The sample of a path of which something is merged.
+
+    Args:
+        opened: how the session was opened.
+        stored: the bytes of the path's replay rows.
+
+    Raises:
+        StreamCorrupt: the events hold an id or a log-prob that no recorder writes.
+        ReplayBroken: see `sample_rows`.
+    """
+    sample = _merge(plan, decode)
+    if (place := first_bad_id(sample.tokens)) is not None:
+        raise StreamCorrupt(f"token {place} of the path has the id {sample.tokens[place]}")
+    if (place := first_bad_log_prob(sample.rollout_log_probs)) is not None:
+        raise StreamCorrupt(
+            f"token {place} of the response has the log-prob {sample.rollout_log_probs[place]}"
+        )
+    turns = [piece.turn for piece in plan.merged]
+    for kind, spec in opened.replay.items():
+        setattr(sample, f"rollout_{kind}", sample_rows(turns, kind, spec, stored, len(sample.tokens)))
+    return sample
+
+
+def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[Piece]:
     final = path[-1].tokens
     prompted = len(final)  # what lies behind the shortest later prompt was sampled by a later turn
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     for turn in reversed(path):
         output = turn.event.output
         size = _common_length(output, final[turn.prompt_length : prompted])
@@ -98,7 +149,7 @@ def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[_Piece]:
                 f"turn {turn.seq}: {len(output) - size} of its {len(output)} output tokens are not in the "
                 f"prompt of a later turn; {allowed} may be missing"
             )
-        pieces.append(_Piece(turn, size, _STATUS.get(turn.event.finish, Status.FAILED)))
+        pieces.append(Piece(turn, size, _STATUS.get(turn.event.finish, Status.FAILED)))
     return pieces[::-1]
 
 
@@ -109,8 +160,8 @@ def _common_length(a: Ids, b: Ids) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def _truncate(pieces: Sequence[_Piece], max_seq_len: int) -> list[_Piece]:
-    kept: list[_Piece] = []
+def _truncate(pieces: Sequence[Piece], max_seq_len: int) -> list[Piece]:
+    kept: list[Piece] = []
     for piece in pieces:
         size = piece.size - max(0, piece.end - max_seq_len)
         if size == piece.size:
@@ -122,20 +173,26 @@ def _truncate(pieces: Sequence[_Piece], max_seq_len: int) -> list[_Piece]:
     return kept
 
 
-def _mergeable(pieces: Sequence[_Piece], replay: Mapping[str, ReplaySpec]) -> list[_Piece]:
-    """The pieces up to the first that did not complete, or before the first that lost its replay rows."""
+def _mergeable(pieces: Sequence[Piece], replay: Mapping[str, ReplaySpec]) -> tuple[list[Piece], Reason]:
+    """The pieces up to the first that did not complete, or before the first that lost its replay rows.
+
+    And why the others are not among them.
+    """
     full = [kind for kind, spec in replay.items() if spec.rows == "full"]
-    merged = [pieces[0]]
+    merged = list(pieces[:1])
     for piece in pieces[1:]:
         had, has = merged[-1].turn.event.replay, piece.turn.event.replay
-        if merged[-1].status is not Status.COMPLETED or any(k in had and k not in has for k in full):
-            break
+        if merged[-1].status is not Status.COMPLETED:
+            return merged, Reason.AFTER_CUT
+        if any(kind in had and kind not in has for kind in full):
+            return merged, Reason.REPLAY_ROWS_MISSING
         _ensure_continues(merged[-1], piece)
         merged.append(piece)
-    return merged
+    return merged, Reason.AFTER_CUT
 
 
-def _merge(merged: Sequence[_Piece], spans: Mapping[int, slice], decode: Decode) -> Sample:
+def _merge(plan: PathPlan, decode: Decode) -> Sample:
+    merged, spans = plan.merged, plan.spans
     last = merged[-1]
     tokens = last.turn.tokens[: last.end]
     first = merged[0].start
@@ -157,22 +214,26 @@ def _merge(merged: Sequence[_Piece], spans: Mapping[int, slice], decode: Decode)
         response_length=len(mask),
         loss_mask=mask,
         rollout_log_probs=logprobs,
-        status=last.status,
+        status=plan.status,
         weight_versions=weight_versions(turns),
         prefix_cache_info=prefix_cache_info(turns),
         spec_info=spec_info(turns),
-        metadata={"lifecycle": _lifecycle(turns), **_version_spans(merged)},
+        metadata={
+            "turns": [turn.seq for turn in turns],
+            "lifecycle": _lifecycle(turns),
+            **_version_spans(merged),
+        },
     )
 
 
-def _version_spans(merged: Sequence[_Piece]) -> dict[str, Any]:
+def _version_spans(merged: Sequence[Piece]) -> dict[str, Any]:
     """`weight_version_spans`, in positions of the response; no key if no engine gave any."""
     first = merged[0].start
     spans = [s for p in merged for s in weight_version_spans(p.turn, p.size, p.start - first)]
     return {"weight_version_spans": spans} if spans else {}
 
 
-def _ensure_continues(before: _Piece, after: _Piece) -> None:
+def _ensure_continues(before: Piece, after: Piece) -> None:
     """The later prompt must begin with the earlier piece's tokens."""
     keep = after.turn.event.keep
     if keep >= before.end:

@@ -3,7 +3,7 @@
 Everything here is immutable. Shapes: `S` suffix tokens, `O` output tokens, `T` tokens of a path.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -86,6 +86,12 @@ class Turn:
         while turn is not None and turn.event.tools is None:
             turn = turn.parent
         return turn.event.tools if turn is not None else None
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """The arguments of the chat template that its prompt was rendered with."""
+        given: Mapping[str, Any] = self.event.request.get("chat_template_kwargs") or {}
+        return given
 
 
 @dataclass(frozen=True, slots=True, eq=False)

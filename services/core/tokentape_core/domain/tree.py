@@ -11,7 +11,7 @@ Two hooks decide what is trained:
 Order and choice depend on seq alone, never on wall-clock times.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,10 +26,12 @@ class Leaf:
     Attributes:
         turn: the turn.
         is_last_child: no sibling, leaf or not, was recorded after it. True of roots.
+        retried_by: the seq of the last later turn that repeated its input; None if none did.
     """
 
     turn: Turn
     is_last_child: bool
+    retried_by: int | None = None
 
     @property
     def node_id(self) -> int:
@@ -71,13 +73,27 @@ class Hooks:
     finish: Finish
 
 
-def drop_retried(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """The default pick: a leaf with a later sibling was retried and is dropped; roots are kept.
+def unretried(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """The default pick: all leaves but those whose input a later turn repeated.
 
-    Longer paths come first, and of equal ones the later.
+    Siblings with other new messages are parallel work and stay. Longer paths come first, and of equal ones
+    the later.
     """
-    kept = [leaf for leaf in leaves if leaf.is_last_child]
-    return sorted(kept, key=lambda leaf: (len(leaf.path), leaf.turn.seq), reverse=True)
+    return _ordered(leaf for leaf in leaves if leaf.retried_by is None)
+
+
+def superseded(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """A stricter pick: a leaf with any later sibling is dropped; roots are kept. The order is the same."""
+    return _ordered(leaf for leaf in leaves if leaf.is_last_child)
+
+
+def every_leaf(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """The pick that drops nothing. The order is the same."""
+    return _ordered(leaves)
+
+
+def _ordered(leaves: Iterable[Leaf]) -> list[Leaf]:
+    return sorted(leaves, key=lambda leaf: (len(leaf.path), leaf.turn.seq), reverse=True)
 
 
 def train_once(samples: Sequence[LeafSample], metadata: Mapping[str, Any]) -> None:
@@ -101,19 +117,25 @@ def train_once(samples: Sequence[LeafSample], metadata: Mapping[str, Any]) -> No
 
 SERVER_KEYS: Final = frozenset(
     {
+        "accounting",
         "accumulated_token_ids",
         "counters",
         "leaf",
         "lifecycle",
         "max_trim_tokens",
+        "session_id",
         "tito_session_mismatch",
         "tree",
+        "turns",
         "weight_version_spans",
     }
 )
 """Metadata keys that the server owns, in a sample or for the whole session; an agent's are dropped."""
 
-DEFAULT_HOOKS = Hooks(drop_retried, train_once)
+PICKS: Final[Mapping[str, Pick]] = {pick.__name__: pick for pick in (unretried, superseded, every_leaf)}
+"""The built-in picks by name."""
+
+DEFAULT_HOOKS = Hooks(unretried, train_once)
 
 
 def leaves(state: SessionState) -> list[Leaf]:
@@ -121,11 +143,28 @@ def leaves(state: SessionState) -> list[Leaf]:
     last_child: dict[int, int] = {}
     for turn in state.turns:
         last_child[turn.event.parent] = turn.seq
+    again = retries(state)
     return [
-        Leaf(turn, turn.parent is None or last_child[turn.event.parent] == turn.seq)
+        Leaf(turn, turn.parent is None or last_child[turn.event.parent] == turn.seq, again.get(turn.seq))
         for turn in state.turns
         if turn.seq not in last_child
     ]
+
+
+def retries(state: SessionState) -> dict[int, int]:
+    """Seq of each turn that was retried → seq of the last turn that repeated its input.
+
+    The input is repeated if the engine read the same tokens after the same parent, however the messages were
+    spelled.
+    """
+    last: dict[tuple[int, int, bytes], int] = {}
+    again: dict[int, int] = {}
+    for turn in reversed(state.turns):
+        event = turn.event
+        newest = last.setdefault((event.parent, event.keep, event.suffix.tobytes()), turn.seq)
+        if newest != turn.seq:
+            again[turn.seq] = newest
+    return again
 
 
 def tables(state: SessionState) -> dict[str, Any]:

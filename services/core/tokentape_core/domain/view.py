@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentape_contracts.accounting import Accounting
 from tokentape_core.domain.counters import prefix_cache_info, spec_info
 from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.domain.tree import tables
@@ -14,13 +15,15 @@ Compare = Callable[[Turn], list[dict[str, Any]] | None]
 """Where the chat template would write something else than the tokens of this turn's path; None: unknown."""
 
 
-def session_metadata(state: SessionState, compare: Compare | None = None) -> dict[str, Any]:
+def session_metadata(
+    state: SessionState, accounting: Accounting | None, compare: Compare | None = None
+) -> dict[str, Any]:
     """What GET and every samples reply say about the whole session.
 
     `accumulated_token_ids`: int32[T], all tokens of the path to the newest turn. `max_trim_tokens`: how many
     trailing tokens of a turn the next prompt may render anew. `counters`: `generations`, `prefix_cache_info`
     and `spec_info` over all turns, each counted once, whatever paths it is on. In tree mode also the `tree`
-    tables.
+    tables. `accounting`: what became of every sampled token; absent if that is not known.
     `tito_session_mismatch`: what `compare` finds on that path; absent if that is unknown.
     """
     tokens = state.head.tokens if state.head else np.empty(0, np.int32)
@@ -33,6 +36,8 @@ def session_metadata(state: SessionState, compare: Compare | None = None) -> dic
             "spec_info": spec_info(state.turns),
         },
     }
+    if accounting is not None:
+        metadata["accounting"] = accounting.to_json()
     if state.opened.mode == "tree":
         metadata["tree"] = tables(state)
     if state.head is not None:
