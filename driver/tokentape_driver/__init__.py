@@ -32,6 +32,7 @@ from tokentape_driver.errors import (
     InvalidBatch,
     LeftoverState,
     MissingRolloutId,
+    TokensLeftOut,
     TransportError,
     UnexpectedReply,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "RolloutSample",
     "Session",
     "SyncClient",
+    "TokensLeftOut",
     "TokentapeClient",
     "TransportError",
     "UnexpectedReply",

@@ -3,11 +3,12 @@
     TokentapeError
     ├── RequestError, RetryableError, ServerFault and the classes below them (`tokentape_contracts.errors`):
     │                           the server refused, and said why; raised exactly as the server raised them
-    └── DriverError             there is no reply of the server that can be used
+    └── DriverError             there is no reply of the server that can be used, or none that was wanted
         ├── TransportError          no answer: refused, reset, unresolvable, cut off
         ├── CollectTimeout          the collect's total deadline passed
         ├── UnexpectedReply         an answer that is not Tokentape's (a proxy's page), or a malformed payload
-        └── ContractMismatch        the reply is not what its headers say, or not what was asked for
+        ├── ContractMismatch        the reply is not what its headers say, or not what was asked for
+        └── TokensLeftOut           sampled tokens are in no sample, and the caller wanted that to be an error
     ValueError
     ├── LeftoverState           the input sample still carries what an earlier rollout computed
     ├── CannotOverlay           the user's sample class has no place for a computed value
@@ -19,16 +20,20 @@ remote workers.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import httpx
 import orjson
 
 from tokentape_contracts import limits
+from tokentape_contracts.accounting import Accounting
 from tokentape_contracts.errors import TokentapeError, error_from_body
+
+_NOTHING_SAMPLED: Final = Accounting(generations=0, sampled_tokens=0, trained_tokens=0)
 
 
 class DriverError(TokentapeError):
-    """There is no reply of the server that can be used."""
+    """There is no reply of the server that can be used, or none that was wanted."""
 
 
 class TransportError(DriverError):
@@ -75,6 +80,22 @@ class UnexpectedReply(DriverError):
 
 class ContractMismatch(DriverError):
     """The reply is not what its headers say (digest), or not what was asked for (version, mode)."""
+
+
+class TokensLeftOut(DriverError):
+    """Sampled tokens are not trained by any sample, and `on_left_out` is `raise`.
+
+    Attributes:
+        accounting: what became of every sampled token of the session.
+        session_id: the session, which is deleted; until its retention ends an audit can still read it.
+    """
+
+    def __init__(
+        self, detail: str, *, accounting: Accounting = _NOTHING_SAMPLED, session_id: str = ""
+    ) -> None:
+        super().__init__(detail)
+        self.accounting = accounting
+        self.session_id = session_id
 
 
 class LeftoverState(ValueError):

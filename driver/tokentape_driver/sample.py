@@ -156,15 +156,35 @@ def set_status(sample: object, status: Status) -> None:
     Raises:
         CannotOverlay: that enum has no such value.
     """
+    setattr(sample, "status", own_status(sample, status))  # noqa: B010  (mypy knows no such attribute)
+
+
+def has_status(sample: object, status: Status) -> bool:
+    """Whether `sample.status` is this one, in the user's own enum."""
+    current = getattr(sample, "status", None)
+    return (current.value if isinstance(current, Enum) else current) == status.value
+
+
+def own_status(sample: object, status: Status) -> Enum:
+    """The status in the user's own enum.
+
+    Raises:
+        CannotOverlay: that enum has no such value.
+    """
     kind = getattr(type(sample), "Status", None)
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         current = getattr(sample, "status", None)
         kind = type(current) if isinstance(current, Enum) else Status
     try:
-        value = kind(status.value)
+        return kind(status.value)
     except ValueError as error:
         raise CannotOverlay(f"{kind.__qualname__} has no value {status.value!r}", field="status") from error
-    setattr(sample, "status", value)  # noqa: B010  (the class is the user's: mypy knows no such attribute)
+
+
+def require_reward(sample: object, metadata: Mapping[str, Any] | None) -> None:
+    """Raises `CannotOverlay` if the agent's metadata has a reward for which the sample has no attribute."""
+    if metadata is not None and (reward := metadata.get("reward")) is not None:
+        require_field(sample, "reward", reward)
 
 
 def require_field(sample: object, name: str, value: object = None) -> None:

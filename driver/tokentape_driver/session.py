@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic
 
@@ -12,6 +12,7 @@ import httpx
 import orjson
 
 from tokentape_contracts import limits
+from tokentape_contracts.accounting import Accounting
 from tokentape_contracts.errors import InvalidRequest, RequestTooLarge, SessionNotFound
 from tokentape_contracts.http import (
     ACCEPT_CONTRACT_HEADER,
@@ -29,13 +30,16 @@ from tokentape_driver.errors import (
     unexpected,
 )
 from tokentape_driver.jsonable import jsonable
-from tokentape_driver.sample import S, check_input, overlay
+from tokentape_driver.left_out import OnLeftOut, left_out_rule
+from tokentape_driver.sample import S, check_input, overlay, require_reward
 from tokentape_driver.siblings import shared_id
 
 logger = logging.getLogger("tokentape.driver")
 
 TREE_TABLE: Final = "tree"
 """The key of the session's metadata that only tree sessions have."""
+ACCOUNTING: Final = "accounting"
+"""The key of the session's metadata under which servers say what became of every sampled token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,11 +50,14 @@ class Collected(Generic[S]):
         samples: copies of the input with the computed fields set; empty if `empty_reason` says why.
         session_metadata: about the whole session; always has `accumulated_token_ids` and `max_trim_tokens`.
         empty_reason: `no_records`, `all_truncated`, or None.
+        accounting: what became of every token that was sampled in the session; None if the server does not
+            say, as that of Miles.
     """
 
     samples: list[S]
     session_metadata: dict[str, Any]
     empty_reason: str | None
+    accounting: Accounting | None = None
 
 
 class Session:
@@ -83,6 +90,8 @@ class Session:
         max_seq_len: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         deadline_s: float = limits.DRIVER_COLLECT_S,
+        on_left_out: OnLeftOut = "warn",
+        reasons: Collection[str] | None = None,
     ) -> Collected[S]:
         """Ends the session and returns its samples: exactly one POST, never repeated, then one DELETE.
 
@@ -96,38 +105,38 @@ class Session:
             max_seq_len: longest sample in tokens, prompt included; at least 1.
             metadata: the agent's own. Unless the mode is `tree` these are any objects, and stay on this side:
                 a sample's metadata is the input's, then this, then the server's, then the session's; the last
-                one wins. In mode `tree` it is sent, as JSON, and the server applies it (its `reward` becomes
-                the samples' reward): see `_tree_samples`.
+                one wins. In mode `tree` it is sent, as JSON, and the server applies it: see `_tree_samples`.
+                In every mode its `reward` becomes the samples' reward, unless the server gives one.
             deadline_s: seconds for everything but the DELETE.
+            on_left_out: what to do if sampled tokens are not trained by the samples: `warn` logs one warning
+                that says how many, of which turns and why, `raise` raises `TokensLeftOut`, `ignore` does
+                nothing.
+            reasons: values of `Reason` for which it is done; None for all but `trimmed`.
 
         Raises:
             LeftoverState, CannotOverlay, InvalidRequest: the arguments are wrong. Nothing was sent, the
                 session is still open. In mode `tree` also MissingRolloutId, and RequestTooLarge for metadata.
             TransportError, CollectTimeout, UnexpectedReply, ContractMismatch: see `errors`.
+            TokensLeftOut: sampled tokens are not trained, and `on_left_out` is `raise`.
             TokentapeError: any class of the server's table, for a reply that names it.
             CannotOverlay: also for a delivered field that the sample's class lacks.
         """
         check_input(input_sample)
+        require_reward(input_sample, metadata)
+        rule = left_out_rule(on_left_out, reasons)
         tree = self.mode == "tree"
         if tree:
             shared_id(input_sample)
         body = samples_body(max_seq_len, deadline_s, metadata if tree else None)
         try:
-            reply = await self._post_samples(body, deadline_s)
+            reply, accounting = await self._post_samples(body, deadline_s)
         finally:
             await self.discard()
+        rule.apply(self.id, accounting)
         agent = {} if tree or metadata is None else metadata
-        if tree or (self.mode is None and TREE_TABLE in reply.session_metadata):
-            samples = _tree_samples(reply, agent, input_sample)
-        else:
-            samples = [
-                overlay(
-                    {**values, "metadata": {**agent, **values["metadata"], **reply.session_metadata}},
-                    input_sample,
-                )
-                for values in reply.samples
-            ]
-        return Collected(samples, reply.session_metadata, reply.empty_reason)
+        is_tree = tree or (self.mode is None and TREE_TABLE in reply.session_metadata)
+        samples = (_tree_samples if is_tree else _linear_samples)(reply, agent, input_sample)
+        return Collected(samples, reply.session_metadata, reply.empty_reason, accounting)
 
     async def delete(self) -> None:
         """Seals the session. May be repeated; an unknown session is only a warning in the log.
@@ -161,7 +170,7 @@ class Session:
         except Exception as error:
             logger.warning("DELETE %s failed; the session expires when idle: %r", self._address, error)
 
-    async def _post_samples(self, body: bytes, deadline_s: float) -> SamplesReply:
+    async def _post_samples(self, body: bytes, deadline_s: float) -> tuple[SamplesReply, Accounting | None]:
         url = httpx.URL(f"{self._address}/samples")
         headers = {
             ACCEPT_CONTRACT_HEADER: ",".join(map(str, SUPPORTED_CONTRACTS)),
@@ -183,6 +192,20 @@ class Session:
             raise collect_timeout(deadline_s, url, *came) from error
 
 
+def _linear_samples(reply: SamplesReply, agent: Mapping[str, Any], input_sample: S) -> list[S]:
+    """The samples; metadata is the input's, then the `agent`'s, then the sample's, then the session's."""
+    return [
+        overlay(
+            {
+                **_rewarded(values, agent),
+                "metadata": {**agent, **values["metadata"], **reply.session_metadata},
+            },
+            input_sample,
+        )
+        for values in reply.samples
+    ]
+
+
 def _tree_samples(reply: SamplesReply, agent: Mapping[str, Any], input_sample: S) -> list[S]:
     """The siblings, with one `rollout_id`.
 
@@ -192,12 +215,19 @@ def _tree_samples(reply: SamplesReply, agent: Mapping[str, Any], input_sample: S
     """
     session = {key: v for key, v in reply.session_metadata.items() if key != "accumulated_token_ids"}
     siblings = [
-        overlay({**values, "metadata": {**session, **agent, **values["metadata"]}}, input_sample)
+        overlay(
+            {**_rewarded(values, agent), "metadata": {**session, **agent, **values["metadata"]}}, input_sample
+        )
         for values in reply.samples
     ]
     for sample in siblings:
         setattr(sample, "rollout_id", shared_id(input_sample))  # noqa: B010
     return siblings
+
+
+def _rewarded(values: Mapping[str, Any], agent: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a sample with the `agent`'s reward, where the server gives none."""
+    return values if values.get("reward") is not None else {**values, "reward": agent.get("reward")}
 
 
 def samples_body(
@@ -230,13 +260,16 @@ def samples_body(
     return body
 
 
-def read_reply(response: httpx.Response) -> SamplesReply:
+def read_reply(response: httpx.Response) -> tuple[SamplesReply, Accounting | None]:
     """Checks a 2xx reply against its headers and decodes it. Pure CPU: megabytes take milliseconds.
+
+    Returns:
+        The reply, and the accounting in its session metadata, if there is one.
 
     Raises:
         ContractMismatch: a header is missing, names a version that was not asked for, or does not fit the
             body.
-        UnexpectedReply: the payload breaks the contract.
+        UnexpectedReply: the payload breaks the contract, or the accounting is none.
     """
     version, digest = response.headers.get(CONTRACT_HEADER), response.headers.get(DIGEST_HEADER)
     if version not in map(str, SUPPORTED_CONTRACTS):
@@ -250,6 +283,10 @@ def read_reply(response: httpx.Response) -> SamplesReply:
             f"collect: {DIGEST_HEADER} is {digest!r}, the body of {len(response.content)} bytes has {actual}"
         )
     try:
-        return decode_samples(response.content, contract=int(version))
+        reply = decode_samples(response.content, contract=int(version))
+        about = reply.session_metadata
+        return reply, Accounting.from_json(about[ACCOUNTING]) if ACCOUNTING in about else None
     except MalformedSamples as error:
         raise unexpected(response, "collect", f"malformed samples: {error}", quote=False) from error
+    except ValueError as error:
+        raise unexpected(response, "collect", f"malformed accounting: {error}", quote=False) from error

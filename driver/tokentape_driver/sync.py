@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -11,6 +11,7 @@ import httpx
 
 from tokentape_contracts import limits
 from tokentape_driver.client import TokentapeClient
+from tokentape_driver.left_out import OnLeftOut
 from tokentape_driver.rollout import Agent, Mode, rollout
 from tokentape_driver.sample import S
 from tokentape_driver.session import Collected, Session
@@ -61,11 +62,18 @@ class SyncClient:
         max_seq_len: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         deadline_s: float = limits.DRIVER_COLLECT_S,
+        on_left_out: OnLeftOut = "warn",
+        reasons: Collection[str] | None = None,
     ) -> Collected[S]:
         """See `Session.collect_samples`."""
         return self.run(
             session.collect_samples(
-                input_sample, max_seq_len=max_seq_len, metadata=metadata, deadline_s=deadline_s
+                input_sample,
+                max_seq_len=max_seq_len,
+                metadata=metadata,
+                deadline_s=deadline_s,
+                on_left_out=on_left_out,
+                reasons=reasons,
             )
         )
 

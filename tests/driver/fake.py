@@ -17,8 +17,17 @@ BASE_URL = "http://tape.test:8080"
 TOKENS = [5, 6, 7, 8, 9]
 
 
-def payload(*, contract: int = 2, empty_reason: str | None = None, **changes: Any) -> bytes:
-    """A samples reply with one sample, or none if `empty_reason` is given."""
+NO_ACCOUNTING: Any = object()
+
+
+def payload(
+    *, contract: int = 2, empty_reason: str | None = None, accounting: Any = NO_ACCOUNTING, **changes: Any
+) -> bytes:
+    """A samples reply with one sample, or none if `empty_reason` is given.
+
+    Args:
+        accounting: what the session's metadata says of it; without it the server counts nothing.
+    """
     fields: dict[str, Any] = {
         "tokens": np.array(TOKENS),
         "response": "abc",
@@ -35,6 +44,8 @@ def payload(*, contract: int = 2, empty_reason: str | None = None, **changes: An
     }
     samples = [] if empty_reason else [Sample(**fields)]
     session = {"accumulated_token_ids": np.array(TOKENS), "max_trim_tokens": 1, "shared": "session"}
+    if accounting is not NO_ACCOUNTING:
+        session["accounting"] = accounting
     return encode_samples(samples, session, empty_reason, contract=contract)
 
 

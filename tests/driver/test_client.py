@@ -41,7 +41,9 @@ async def test_open_sends_what_was_given() -> None:
         await client.open_session("linear", labels={"run": 7}, pins={"temperature": 1.0}, matcher="strict")
     assert server.requests[0].content == b"{}"
     opened = OpenRequest.parse(server.requests[1].content, matchers=("strict",))
-    assert opened == OpenRequest("linear", "strict", {"run": 7}, {"temperature": 1.0})
+    assert opened == OpenRequest(
+        mode="linear", matcher="strict", labels={"run": 7}, pins={"temperature": 1.0}
+    )
     assert server.requests[1].headers["Authorization"] == "Bearer t0p"
 
 
