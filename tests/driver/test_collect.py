@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from tests.driver.fake import BASE_URL, TOKENS, FakeServer, hang, listening, payload, reply_of
+from tests.support.samples import pack, unpack
 from tokentape_contracts import limits
 from tokentape_contracts.errors import TABLE, InvalidRequest, SessionDeleted, TokentapeError, error_body
 from tokentape_contracts.http import SamplesRequest
@@ -128,6 +129,39 @@ async def test_malformed_payload() -> None:
         await collect(server)
     assert caught.value.status == 200
     assert server.calls == ONE_OF_EACH
+
+
+@pytest.mark.parametrize("contract", [1, 2])
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("rollout_log_probs", np.array([-0.5, 0.0, np.nan]), "rollout_log_probs of sample 0 holds nan at 2"),
+        ("rollout_log_probs", np.array([0.9, 0.0, 0.1]), "rollout_log_probs of sample 0 holds 0.9 at 0"),
+        ("rollout_log_probs", np.array([-0.5]), "rollout_log_probs of sample 0 must have length 3"),
+        ("tokens", np.array([5, 6, 7, -8, 9]), "tokens of sample 0 holds the negative id -8"),
+        ("response_length", "3", "response_length of sample 0 must be an integer"),
+        ("response_length", 9, "response_length of sample 0 must be an integer from 0 to 5"),
+    ],
+)
+async def test_impossible_samples(contract: int, field: str, value: Any, match: str) -> None:
+    """A sample that no rollout can have given is not delivered to the trainer, whoever sent it."""
+    content, tensors = unpack(payload(contract=contract))
+    if field == "response_length":
+        content["samples"][0][field] = value
+    else:
+        tensors[f"{field}.0"] = value
+    server = FakeServer(samples=reply_of(pack(content, tensors), contract=contract))
+    with pytest.raises(UnexpectedReply, match=f"malformed samples: {match}"):
+        await collect(server)
+    assert server.calls == ONE_OF_EACH
+
+
+async def test_the_agents_reward() -> None:
+    """The `reward` in the metadata of a collect is the sample's, unless the server has one."""
+    collected = await collect(FakeServer(), metadata={"reward": 0.5, "answer": "4"})
+    assert collected.samples[0].reward == collected.samples[0].metadata["reward"] == 0.5
+    collected = await collect(FakeServer(samples=reply_of(payload(reward=0.25))), metadata={"reward": 0.5})
+    assert collected.samples[0].reward == 0.25
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from enum import Enum
 from typing import Any
 
 import httpx
@@ -76,14 +77,132 @@ async def test_an_agent_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     async def agent(base_url: str, sample: Any) -> None:
         raise ZeroDivisionError("in the tool")
 
-    server = FakeServer()
+    server = FakeServer(samples=reply_of(payload(status=Status.COMPLETED)))
     result = await play(server, agent)
-    assert result.tokens == TOKENS
+    assert (result.tokens, result.status) == (TOKENS, Status.FAILED)
     assert result.metadata["agent_error"] == "ZeroDivisionError: in the tool"
     [record] = [r for r in caplog.records if r.name == "tokentape.driver"]
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
     assert server.calls == ONE_OF_EACH
+
+
+async def failing(base_url: str, sample: Any) -> None:
+    """An agent whose tool breaks after some turns."""
+    raise ZeroDivisionError("in the tool")
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.TRUNCATED, Status.FAILED])
+async def test_what_an_agent_error_does_to_the_status(status: Status) -> None:
+    """An episode that broke off is not `completed`, in the trainer's own enum; `keep` leaves the server's."""
+    server = FakeServer(samples=reply_of(payload(status=status)))
+    for options, expected in (
+        ({}, "failed"),
+        ({"on_agent_error": "failed"}, "failed"),
+        ({"on_agent_error": "keep"}, status.value),
+    ):
+        result = await play(server, failing, TrainerSample(), **options)
+        assert result.status is TrainerSample.Status(expected)
+        assert result.metadata["agent_error"] == "ZeroDivisionError: in the tool"
+    assert (await play(server, idle, TrainerSample())).status is TrainerSample.Status(status.value)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        reply_of(payload(status=Status.ABORTED)),
+        reply_of(payload(empty_reason="no_records")),
+        httpx.ReadError("cut"),
+    ],
+    ids=["by the engine", "no turns", "no reply"],
+)
+async def test_what_is_aborted_stays_so(reply: Any) -> None:
+    """A sample that trainers send again is not made one that they count as failed."""
+    result = await play(FakeServer(samples=reply), failing, TrainerSample())
+    assert result.status is TrainerSample.Status.ABORTED
+
+
+async def test_an_agent_error_that_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """With `raise` the agent's own exception comes through, and the session is deleted without a collect."""
+    server = FakeServer()
+    with pytest.raises(ZeroDivisionError, match="in the tool"):
+        await play(server, failing, on_agent_error="raise")
+    assert server.calls == ["POST /sessions", "DELETE /sessions/s1"]
+    assert caplog.records == []
+
+
+async def test_an_enum_without_failed() -> None:
+    """A class that cannot say `failed` is refused before a session opens, unless the status is to be kept."""
+
+    class Status(Enum):
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+
+    given = RolloutSample()
+    given.status = Status.COMPLETED  # type: ignore[assignment]
+    server = FakeServer()
+    with pytest.raises(CannotOverlay, match=r"Status has no value 'failed'"):
+        await play(server, idle, given)
+    assert server.calls == []
+    assert (await play(server, failing, given, on_agent_error="keep")).status is Status.TRUNCATED
+
+
+async def test_an_unknown_choice_for_agent_errors() -> None:
+    """Another choice is refused before a session is opened."""
+    server = FakeServer()
+    with pytest.raises(
+        InvalidRequest, match="on_agent_error must be one of failed, keep, raise, not 'abort'"
+    ):
+        await play(server, on_agent_error="abort")
+    assert server.calls == []
+
+
+async def test_the_agents_reward() -> None:
+    """The `reward` that an agent returns is the sample's, in the metadata too, and wins over the input's."""
+    for reward in (0.5, 0, {"score": 1.0}):
+        given = TrainerSample(reward=7.0)
+        result = await play(FakeServer(), returning({"reward": reward}), given)
+        assert (result.reward, result.metadata["reward"]) == (reward, reward)
+        assert given.reward == 7.0
+
+
+@pytest.mark.parametrize("said", [None, {}, {"reward": None}, {"rewards": 1}])
+async def test_without_a_reward_of_the_agents(said: Any) -> None:
+    """Where the agent returns none, the input's reward stays."""
+    assert (await play(FakeServer(), returning(said), RolloutSample(reward=7.0))).reward == 7.0
+
+
+async def test_the_servers_reward_wins() -> None:
+    """A reward that the server computed is not replaced by the agent's."""
+    server = FakeServer(samples=reply_of(payload(reward=0.25)))
+    assert (await play(server, returning({"reward": 1.0}))).reward == 0.25
+
+
+async def test_an_aborted_sample_gets_no_reward() -> None:
+    """What the agent says belongs to tokens; where there are none the input's reward stays."""
+    server = FakeServer(samples=reply_of(payload(empty_reason="no_records")))
+    assert (await play(server, returning({"reward": 1.0}), RolloutSample(reward=7.0))).reward == 7.0
+
+
+async def test_a_class_without_a_reward() -> None:
+    """A reward for which the class has no field is an error before a collect; `rollout` deletes the session."""
+
+    class Bare:
+        def __init__(self) -> None:
+            given = vars(RolloutSample())
+            self.__dict__.update({name: value for name, value in given.items() if name != "reward"})
+
+    server = FakeServer()
+    with pytest.raises(CannotOverlay, match=r"Bare has no field 'reward' for 1\.0"):
+        await play(server, returning({"reward": 1.0}), Bare())
+    assert server.calls == ["POST /sessions", "DELETE /sessions/s1"]
+    server = FakeServer()
+    async with TokentapeClient(BASE_URL, transport=server.transport) as client:
+        session = await client.open_session()
+        with pytest.raises(CannotOverlay):
+            await session.collect_samples(Bare(), metadata={"reward": 1.0})
+    assert server.calls == ["POST /sessions"]
+    assert (await play(FakeServer(), returning({"answer": 1}), Bare())).tokens == TOKENS
 
 
 @pytest.mark.parametrize(

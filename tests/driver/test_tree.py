@@ -171,13 +171,28 @@ async def test_other_errors_propagate() -> None:
 
 
 async def test_an_agent_that_raises() -> None:
-    """The text of the agent's exception is in the metadata of every sibling."""
+    """Every sibling has the text of the agent's exception, and is failed unless that is to be kept."""
 
     async def agent(base_url: str, sample: Any) -> None:
         raise ZeroDivisionError("in the tool")
 
     results = await play(FakeServer(samples=siblings()), agent)
     assert [s.metadata["agent_error"] for s in results] == ["ZeroDivisionError: in the tool"] * 2
+    assert [s.status for s in results] == [Status.FAILED] * 2
+    kept = await play(FakeServer(samples=siblings()), agent, on_agent_error="keep")
+    assert [s.status for s in kept] == [Status.COMPLETED] * 2
+
+
+async def test_an_aborted_sibling_of_an_agent_that_raises() -> None:
+    """Of the siblings those that the engine broke off stay aborted, the others are failed."""
+
+    async def agent(base_url: str, sample: Any) -> None:
+        raise OSError
+
+    broken_off = leaf(2)
+    broken_off.status = Status.ABORTED
+    results = await play(FakeServer(samples=siblings(leaf(3), broken_off)), agent)
+    assert [s.status for s in results] == [Status.FAILED, Status.ABORTED]
 
 
 async def test_tool_time_of_the_episode() -> None:
@@ -279,6 +294,20 @@ async def test_a_tree_by_the_servers_default() -> None:
     server = FakeServer(samples=siblings())
     collected = await collect(server, None, metadata={"leaf": "agent's", "answer": "4"})
     assert [(s.metadata["leaf"], s.metadata["answer"]) for s in collected.samples] == [(3, "4"), (2, "4")]
+
+
+async def test_a_reward_that_the_server_has_not_seen() -> None:
+    """Without a mode the agent's reward is that of every sibling for which the server has none."""
+    server = FakeServer(samples=siblings(leaf(3), leaf(2, reward=0.25)))
+    collected = await collect(server, None, RolloutSample(index=7, reward=9.0), metadata={"reward": 0.5})
+    assert [sample.reward for sample in collected.samples] == [0.5, 0.25]
+
+
+async def test_the_server_decides_about_the_reward() -> None:
+    """In mode tree the server, whose hook may want otherwise, has the last word on a reward."""
+    server = FakeServer(samples=siblings())
+    collected = await collect(server, "tree", RolloutSample(index=7, reward=9.0), metadata={"reward": 0.5})
+    assert [sample.reward for sample in collected.samples] == [9.0, 9.0]
 
 
 async def test_a_session_knows_its_mode() -> None:
