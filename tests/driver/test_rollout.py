@@ -185,7 +185,7 @@ async def test_an_aborted_sample_gets_no_reward() -> None:
 
 
 async def test_a_class_without_a_reward() -> None:
-    """A reward for which the class has no field is an error before a collect; `rollout` deletes the session."""
+    """A reward for which the class has no field is an error before the collect; `rollout` then deletes."""
 
     class Bare:
         def __init__(self) -> None:
