@@ -64,17 +64,23 @@ TURNS: tuple[dict[str, Any], ...] = (
 """What the engine answers, as SGLang with its parsers does; in JSON, for the program that parses it."""
 
 
+def outputs(renderer: ChatRenderer) -> list[list[int]]:
+    """The ids of each turn: what the template writes for it."""
+    asked = [{"role": "user", "content": QUESTION}]
+    return [renderer.sample(asked, turn).tolist() for turn in TURNS]
+
+
 @dataclass
 class Model:
-    """A scripted engine that samples `TURNS`: the ids are what the template writes for each of them."""
+    """What a scripted engine answers: the turn that is due, and its ids."""
 
     engine: ScriptedEngine
     renderer: ChatRenderer
 
     def __call__(self, body: dict[str, Any]) -> httpx.Response:
-        turn = TURNS[sum(message["role"] == "assistant" for message in body["messages"])]
-        ids = self.renderer.sample([{"role": "user", "content": QUESTION}], turn)
-        text = self.engine.tokenizer.decode(ids.tolist()).removesuffix("<|im_end|>")
+        number = sum(message["role"] == "assistant" for message in body["messages"])
+        turn, ids = TURNS[number], outputs(self.renderer)[number]
+        text = self.engine.tokenizer.decode(ids).removesuffix("<|im_end|>")
         finish = "tool_calls" if turn["tool_calls"] else "stop"
         reply = self.engine.reply(body, text, message=turn, choice={"finish_reason": finish})
         usage = reply["usage"]
@@ -129,11 +135,6 @@ class Stage:
         if outcome.error is not None:
             raise outcome.error
         return decode_samples(outcome.payload, contract=asked.contract)
-
-    def sampled(self) -> list[list[int]]:
-        """The ids of each turn that the engine sampled."""
-        texts = (self.renderer.sample([{"role": "user", "content": QUESTION}], turn) for turn in TURNS)
-        return [ids.tolist() for ids in texts]
 
     def echoed(self) -> set[str]:
         """What the SDK did to the assistant's messages that it sent back with its last request."""

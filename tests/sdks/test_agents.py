@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.sdks.scene import Stage
+from tests.sdks.scene import Stage, outputs
 
 Play = Callable[[str, bool], Awaitable[None]]
 
@@ -44,7 +44,7 @@ async def test_an_episode_is_one_sample(stage: Stage, name: str, stream: bool) -
     await program(name)(stage.base_url, stream)
     assert {bool(body.get("stream")) for body in stage.wiretap.bodies} == {stream}
     assert stage.echoed() >= ECHOES[name]
-    sampled = stage.sampled()
+    sampled = outputs(stage.renderer)
     prompts = [body["input_ids"] for body in stage.engine.bodies]
     assert len(prompts) == len(sampled)
     for turn, (prompt, output) in enumerate(zip(prompts[:-1], sampled[:-1], strict=True)):

@@ -48,9 +48,9 @@ async def dumped(base_url: str, stream: bool) -> None:
     await _play(base_url, stream, lambda message: message.model_dump())
 
 
-async def by_hand(base_url: str, stream: bool) -> None:
+async def by_hand(base_url: str, stream: bool, **settings: Any) -> None:
     """Sends what the documentation of tool calling shows: role, content and calls."""
-    await _play(base_url, stream, _by_hand)
+    await _play(base_url, stream, _by_hand, **settings)
 
 
 async def parsed(base_url: str, stream: bool) -> None:
@@ -73,14 +73,15 @@ def _client(base_url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=base_url, api_key="-", max_retries=0)
 
 
-async def _play(base_url: str, stream: bool, echo: Echo) -> None:
+async def _play(base_url: str, stream: bool, echo: Echo, **settings: Any) -> None:
     async with _client(base_url) as client:
         completions = client.chat.completions
+        fields: dict[str, Any] = {"model": MODEL, "tools": SCHEMAS, **settings}
 
         async def ask(messages: list[Any]) -> ChatCompletion:
             if not stream:
-                return await completions.create(model=MODEL, messages=messages, tools=SCHEMAS)
-            async with completions.stream(model=MODEL, messages=messages, tools=SCHEMAS) as events:
+                return await completions.create(messages=messages, **fields)
+            async with completions.stream(messages=messages, **fields) as events:
                 return await events.get_final_completion()
 
         await _converse(ask, echo)
