@@ -24,6 +24,7 @@ EVERY = [
     "log-probs",
     "counts",
     "weight version",
+    "stop token",
     "routed_experts",
     "indexer_topk",
     "routed_experts from row 4 on",
@@ -54,14 +55,16 @@ def moe(engine: ScriptedEngine) -> ScriptedEngine:
 
 
 async def test_a_good_engine(moe: ScriptedEngine) -> None:
-    """An engine that sends all passes every line, by two tiny generations of the same few ids."""
+    """An engine that sends all passes every line, by three tiny generations of the same few ids."""
     checks = await probe(moe)
     assert states(checks) == dict.fromkeys(EVERY, "ok")
-    first, second = moe.bodies
-    assert first["input_ids"] == second["input_ids"] == PROMPT.tolist()
-    assert first["max_tokens"] == 4
-    assert "model" not in first
-    assert (first.get("routed_experts_start_len"), second["routed_experts_start_len"]) == (None, 4)
+    first, stopped, later = moe.bodies
+    for body in moe.bodies:
+        assert (body["input_ids"], body["max_tokens"], body["temperature"]) == (PROMPT.tolist(), 4, 0)
+        assert "model" not in body
+    assert "return_routed_experts" not in stopped
+    assert ("stop_token_ids" in first, "stop_token_ids" in later) == (False, False)
+    assert (first.get("routed_experts_start_len"), later["routed_experts_start_len"]) == (None, 4)
     assert {request.headers["x-smg-routing-key"] for request in moe.requests} == {SESSION_ID}
     details = {check.name: check.detail for check in checks}
     assert details["ids"] == "8 tokens in, as sent; 3 sampled tokens out"
@@ -72,9 +75,10 @@ async def test_a_good_engine(moe: ScriptedEngine) -> None:
 async def test_only_what_is_used_is_probed(engine: ScriptedEngine) -> None:
     """Without replay nothing asks for it, and no line speaks of it."""
     checks = await probe(engine, replay="off", replay_layers=None, indexer_topk="off")
-    assert states(checks) == dict.fromkeys(EVERY[:6], "ok")
-    assert len(engine.bodies) == 1
-    assert {"return_routed_experts", "return_indexer_topk"}.isdisjoint(engine.bodies[0])
+    assert states(checks) == dict.fromkeys(EVERY[:7], "ok")
+    assert len(engine.bodies) == 2
+    for body in engine.bodies:
+        assert {"return_routed_experts", "return_indexer_topk"}.isdisjoint(body)
 
 
 def _says(**changes: Any) -> Callable[[ScriptedEngine], Callable[[dict[str, Any]], httpx.Response]]:
@@ -157,7 +161,7 @@ async def test_bad_engines(moe: ScriptedEngine, name: str) -> None:
     }
     for check, (_, mention) in expected.items():
         assert mention in failed[check].detail
-    assert set(EVERY[:8]) <= states(checks).keys()
+    assert {*EVERY[:6], "routed_experts", "indexer_topk"} <= states(checks).keys()
 
 
 async def test_notes(moe: ScriptedEngine) -> None:
@@ -179,7 +183,7 @@ async def test_refused_payloads_do_not_hide_the_rest(moe: ScriptedEngine) -> Non
     moe.answer = answer
     checks = await probe(moe)
     assert states(checks) == {
-        **dict.fromkeys(EVERY[:6], "ok"),
+        **dict.fromkeys(EVERY[:7], "ok"),
         "routed_experts": "wrong",
         "indexer_topk": "wrong",
     }
@@ -212,8 +216,8 @@ def test_command(moe: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> Non
         wanted = ["--replay", "full", "--replay-layers", "3", "--indexer-topk", "on"]
         assert main([*arguments, *wanted]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert [line.split("  ")[0] for line in lines[:8]] == ["ok"] * 8
-        assert len({line.index(line.split("  ")[-1].strip()) for line in lines[:8]}) == 1
+        assert [line.split("  ")[0] for line in lines[:9]] == ["ok"] * 9
+        assert len({line.index(line.split("  ")[-1].strip()) for line in lines[:9]}) == 1
         assert lines[-1] == "usable: the engine sends all that the recording needs."
         moe.experts = None
         assert main([*arguments, *wanted]) == 1

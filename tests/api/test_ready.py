@@ -21,11 +21,11 @@ def stripped(engine: ScriptedEngine) -> Callable[[dict[str, Any]], httpx.Respons
 
 
 async def test_a_success_is_remembered(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
-    """Concurrent and later calls share one generation."""
+    """Concurrent and later calls share one probe, which is two generations."""
     replies = await asyncio.gather(*(api.get("/ready") for _ in range(5)))
     replies.append(await api.get("/ready"))
     assert [(reply.status_code, reply.json()) for reply in replies] == [(200, READY)] * 6
-    assert len(engine.bodies) == 1
+    assert len(engine.bodies) == 2
 
 
 async def test_a_failure_is_told_and_repeated(api: httpx.AsyncClient, engine: ScriptedEngine) -> None:
@@ -69,7 +69,7 @@ async def test_an_engine_that_goes_away_leaves_the_process_ready(
     assert "meta_info" in reply.text
     engine.answer = None
     assert (await api.get("/ready")).json() == READY
-    assert len(engine.bodies) == 3
+    assert len(engine.bodies) == 5  # the failed probe did without the second generation
 
 
 async def test_not_ready_without_redis(
@@ -146,4 +146,4 @@ async def test_unhealthy_while_the_probe_runs(
     await api.get("/ready")
     engine.take_over = None
     assert (await api.get("/ready")).json() == READY
-    assert len(engine.bodies) == 2
+    assert len(engine.bodies) == 3

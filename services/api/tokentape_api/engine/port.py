@@ -139,10 +139,10 @@ class Engine(Protocol):
         """Raises `EngineUnavailable` or `EngineTimeout` unless the engine says that it is healthy."""
 
     async def probe(self, wait_s: float) -> Sequence[Check] | None:
-        """What a tiny generation holds of all that the recording needs; None if it runs longer than `wait_s`.
+        """What tiny generations hold of all that the recording needs; None if they run longer than `wait_s`.
 
         A success is remembered until `ready` finds the engine unhealthy; a failure is not, so the call after
-        the one that reported it probes again. Concurrent calls share one generation.
+        the one that reported it probes again. Concurrent calls share the generations.
         """
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The probe: one tiny generation that shows whether the engine sends what the recording needs.
+"""The probe: tiny generations that show whether the engine sends what the recording needs.
 
 A router that strips ids or log-probs is found so before the first rollout, and not by an epoch of lost turns.
 """
@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from tokentape_api.engine import stop
 from tokentape_api.engine.answer import Answer, Problem, Sent
 from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Wanted
 from tokentape_contracts import limits
@@ -30,6 +31,7 @@ REQUEST: Final[Mapping[str, Any]] = {
         }
     ],
     "max_tokens": 4,
+    "temperature": 0,
 }
 _ENABLE: Final = (
     "{kind} was asked for and did not come: start the engine with {flag}, or point --engine-url at the "
@@ -53,7 +55,7 @@ def has_passed(checks: Sequence[Check]) -> bool:
 
 
 class Probe:
-    """Probes one engine: one generation at a time, whoever asks, and none after it has passed.
+    """Probes one engine: once at a time, whoever asks, and not again after it has passed.
 
     Args:
         ask: sends a request to the engine.
@@ -118,7 +120,10 @@ class Probe:
             checks.append(Check("reachable", "wrong", _said(error)))
             return
         checks.append(Check("reachable", "ok", "one generation, one choice"))
-        checks += _checks(answer)
+        rules = list(_checks(answer))
+        checks += rules
+        if has_passed(rules):
+            checks.append(await self._stop_token(answer))
         for kind in self._replay:
             checks.append(
                 Check(kind, "wrong", f"the engine refuses a request that asks for it: {refused}")
@@ -129,6 +134,22 @@ class Probe:
         if self._incremental and has_experts:
             checks.append(await self._later_rows())
 
+    async def _stop_token(self, first: Answer) -> Check:
+        """An engine on which it cannot be seen may be right all the same."""
+        name = "stop token"
+        try:
+            expected = stop.beginning(first)
+            if expected is None:
+                return Check(name, "ok", "not seen: the generation has too few tokens to stop a second one")
+            second = await self._generate(NOTHING, stop_token_ids=expected[-1:].tolist())
+            return Check(name, "ok", stop.compare(second, expected))
+        except EngineRefusal as refusal:
+            return Check(name, "ok", f"not seen: {_said(refusal)}")
+        except Problem as problem:
+            return Check(name, "wrong", problem.detail)
+        except TokentapeError as error:
+            return Check(name, "wrong", _said(error))
+
     async def _later_rows(self) -> Check:
         name = f"routed_experts from row {START} on"
         wanted = replace(self._replay["routed_experts"], start=START)
@@ -138,8 +159,8 @@ class Probe:
             return Check(name, "wrong", _said(error))
         return _check(name, _rows(answer, "routed_experts"))
 
-    async def _generate(self, wanted: Mapping[str, Wanted]) -> Answer:
-        return await self._ask(SESSION_ID, Sent(PROMPT, wanted), REQUEST)
+    async def _generate(self, wanted: Mapping[str, Wanted], **more: Any) -> Answer:
+        return await self._ask(SESSION_ID, Sent(PROMPT, wanted), {**REQUEST, **more})
 
 
 Look = Callable[[], str]
