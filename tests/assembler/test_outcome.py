@@ -210,7 +210,7 @@ THOUGHT = "<think>\n\n</think>\n\n"
 SPOILT: dict[str, dict[str, str]] = {
     "": {},
     "special_token_count": {"sampled": "fi<|endoftext|>ne"},
-    "special_token_type": {"sampled": "fine<|fim_pad|>", "message": "fine<|box_start|>"},
+    "special_token_type": {"sampled": "fine<|box_end|>", "message": "fine<|box_start|>"},
     "non_assistant_text": {"asked": "Hallo"},
     "assistant_text": {"sampled": "good"},
 }

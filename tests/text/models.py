@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from tokentape_core.text import ChatRenderer, Tokenizer, get_family
@@ -81,3 +82,56 @@ def small_renderer(
 ) -> ChatRenderer:
     """A renderer over `small_hf`."""
     return ChatRenderer(Tokenizer(small_hf(template, family)), get_family(family), template_kwargs)
+
+
+SENTENCEPIECE = ("llama-2", "mistral", "metaspace", "gemma")
+"""How tokenizer.json spells a SentencePiece vocabulary, by a model that does so."""
+
+_WORDS = ["the", "cat", "sat", "on", "Hello", "Find", "it", "user", "assistant", "Yes", "No"]
+_INST = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@cache
+def sentencepiece(style: str) -> PreTrainedTokenizerFast:
+    """A small vocabulary with a word's space in its token and bytes for all else, and a chat template.
+
+    The styles differ in where a space is put before a first word: before every text between special tokens
+    (`llama-2`, `metaspace`), at the start of a text only (`mistral`), or nowhere (`gemma`).
+    """
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    tokens += sorted(set("".join(_WORDS)) | set("[]/INST"))
+    merges = []
+    for word in _WORDS:
+        start = "▁"
+        for character in word:
+            if (start, character) not in merges:
+                merges.append((start, character))
+                tokens.append(start + character)
+            start += character
+    model = models.BPE(
+        {token: i for i, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True
+    )
+    backend = Backend(model)
+    stripping = [decoders.Strip(" ", 1, 0)]
+    if style == "llama-2":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    elif style == "mistral":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    elif style == "metaspace":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    else:
+        backend.normalizer, stripping = normalizers.Replace(" ", "▁"), []
+    spaces: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = (
+        decoders.Metaspace() if style == "metaspace" else decoders.Sequence([*spaces, *stripping])
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=_INST,
+    )

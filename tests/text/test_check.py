@@ -10,6 +10,7 @@ import pytest
 
 from tests.text.models import small_hf, small_renderer
 from tokentape_cli.main import main
+from tokentape_core.text import ChatRenderer
 from tokentape_core.text.check import BoundaryCheck, Outcome, check_boundaries, is_append_only
 
 NOT_OK = ("differs", "refused", "unsupported")
@@ -67,6 +68,22 @@ def test_the_first_difference_is_shown() -> None:
     assert check.position == 18
     assert check.template.startswith("There are two.<|im_end|>")
     assert check.recorded.startswith("<think>\nLet me see.")
+
+
+def test_the_first_difference_is_one_of_text(with_template: Callable[..., ChatRenderer]) -> None:
+    """Other tokens for the same text come first, and are not what is shown."""
+    renderer = with_template(
+        # The sampled newline is a token of its own here, and one with the prompt's in the whole.
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ 'Answer:\n\n' }}{% endif %}{{ m.content }}"
+        "{% if m.role == 'assistant' and not loop.last %}{{ ' Changed.' }}{% endif %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Answer:\n' }}{% endif %}"
+    )
+
+    check = check_boundaries(renderer)[0]
+
+    assert check.outcome is Outcome.DIFFERS
+    assert check.template.startswith(" Changed.<|im_end|>And dogs?")
+    assert check.recorded.startswith("<|im_end|>And dogs?")
 
 
 def test_what_cannot_be_appended_is_told_apart_from_what_cannot_be_rendered() -> None:

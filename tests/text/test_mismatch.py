@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from tests.text.models import small_renderer
-from tokentape_core.text import ChatRenderer
+from tokentape_core.text import ChatRenderer, Tokenizer, get_family
 from tokentape_core.text.errors import RenderError
 from tokentape_core.text.mismatch import MAX_MISMATCHES, MAX_TEXT_CHARS, find_mismatches
-from tokentape_core.text.segments import Splitter
+from tokentape_engine.tokenizer import small_tokenizer
 
 Message = dict[str, Any]
 
@@ -86,7 +88,7 @@ def test_harmony_drops_the_analysis_of_an_earlier_call() -> None:
     assert [entry["type"] for entry in found] == ["assistant_text", "assistant_text", "special_token_count"]
     assert found[2]["expected_text"] == '{"q": "x", "n": 1}'
     assert found[2]["actual_text"].startswith("Hm.<|end|><|start|>assistant to=functions.search")
-    assert found[2]["detail"].endswith("these tokens were generated")
+    assert [entry["generated"] for entry in found] == [True, True, True]
 
 
 def test_what_follows_the_last_turn_does_not_count() -> None:
@@ -128,23 +130,60 @@ def test_reserialised_json_is_assistant_text() -> None:
 
     (found,) = Recording(small_renderer(), PATH, turn0=output).mismatches()
 
-    assert found["type"] == "assistant_text"
-    assert found["expected_text"] == '\n{"name": "search", "arguments": {"q": "x", "n": 1}}\n'
-    assert found["actual_text"] == '\n{"name":"search","arguments":{"q":"x","n":1}}\n'
-
-
-def test_text_that_is_missing_beside_a_generated_token_is_assistant_text() -> None:
-    """Nothing was sampled where the template writes newlines: that is still the assistant's text."""
-    output = "<think>\nHm.\n</think>Found.<|im_end|>"
-    path = [USER, ANSWER | {"reasoning_content": "Hm."}, USER, ANSWER]
-
-    (found,) = Recording(small_renderer(), path, turn0=output).mismatches()
-
-    assert (found["type"], found["expected_text"], found["actual_text"]) == (
-        "assistant_text",
-        "\n\nFound.",
-        "Found.",
+    start = "assistant\n<think>\nHm.\n</think>\n\nLooking.\n<tool_call>\n"
+    assert (found["type"], found["generated"]) == ("assistant_text", True)
+    assert found["expected_text"].startswith(
+        f'{start}{{"name": "search", "arguments": {{"q": "x", "n": 1}}}}'
     )
+    assert found["actual_text"].startswith(f'{start}{{"name":"search","arguments":{{"q":"x","n":1}}}}')
+
+
+def test_text_that_is_missing_before_a_generated_token_is_assistant_text() -> None:
+    """Nothing but a stop token was sampled where the template writes a think block: still the assistant's."""
+    path = [USER, {"role": "assistant", "content": ""}, USER, ANSWER]
+
+    (found,) = Recording(small_renderer(), path, turn0="<|im_end|>").mismatches()
+
+    assert (found["type"], found["generated"]) == ("assistant_text", True)
+    assert found["expected_text"] == "assistant\n<think>\n\n</think>\n\n"
+    assert found["actual_text"] == "assistant\n"
+
+
+def test_text_that_is_missing_after_a_generated_token_is_assistant_text() -> None:
+    """So it is where the output ends with a special token that ends no turn."""
+    path = [USER, ANSWER | {"content": "a<|box_start|>b"}, USER, ANSWER]
+
+    (found,) = Recording(
+        small_renderer(), path, turn0="<think>\nSo.\n</think>\n\na<|box_start|>"
+    ).mismatches()
+
+    assert (found["type"], found["generated"]) == ("assistant_text", True)
+    assert (found["expected_text"], found["actual_text"]) == ("b", "")
+
+
+def test_tags_are_text() -> None:
+    """Qwen3's tokenizer does not call <think> and <tool_call> special: they cut nothing."""
+    renderer = small_renderer()
+    tokens = renderer.tokenizer.encode("<think>a</think><tool_call>b</tool_call><|im_end|>c")
+
+    segments, positions = renderer.splitter.of_ids(np.array(tokens, dtype=np.int32))
+
+    assert segments.specials == ["<|im_end|>"]
+    assert segments.texts == ["<think>a</think><tool_call>b</tool_call>", "c"]
+    assert len(positions) == 1
+
+
+def test_the_end_of_a_turn_cuts_whatever_the_tokenizer_calls_it() -> None:
+    """A token that ends turns is cut at, special or not."""
+    tokenizer = small_tokenizer()
+    tokenizer.add_tokens([AddedToken("<end>", special=False)])
+    tokenizer.eos_token = None
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    family = replace(get_family("qwen3"), end_tokens=("<end>",))
+
+    renderer = ChatRenderer(Tokenizer(tokenizer), family)
+
+    assert renderer.segments([USER, ANSWER]).specials == ["<end>", "<end>"]
 
 
 @pytest.mark.parametrize("changed", [0, 2], ids=["user", "tool"])
@@ -155,7 +194,7 @@ def test_a_changed_prompt_is_non_assistant_text(changed: int) -> None:
 
     (found,) = Recording(small_renderer(), PATH).mismatches(path)
 
-    assert found["type"] == "non_assistant_text"
+    assert (found["type"], found["generated"]) == ("non_assistant_text", False)
     assert "something else" in found["expected_text"]
     assert "something else" not in found["actual_text"]
 
@@ -172,20 +211,29 @@ def test_a_lost_newline_is_non_assistant_text() -> None:
     assert (found["type"], found["expected_text"], found["actual_text"]) == ("non_assistant_text", "\n", "")
 
 
-def test_dropped_reasoning_is_counted_and_the_rest_still_compared() -> None:
-    """After special tokens that only one side has, the comparison goes on: a later bug is still found."""
+def test_dropped_reasoning_is_the_models_and_the_rest_still_compared() -> None:
+    """What the template drops of an answer was generated; a later bug is still found, and was not."""
     recording = Recording(small_renderer("qwen3"), [*PATH, USER, ANSWER])
     later = [*PATH, USER | {"content": "Other."}, ANSWER]
 
     found = recording.mismatches(later)
 
-    assert [entry["type"] for entry in found] == [
-        "special_token_count",
-        "special_token_count",
-        "non_assistant_text",
+    assert [(entry["type"], entry["generated"]) for entry in found] == [
+        ("assistant_text", True),
+        ("assistant_text", True),
+        ("non_assistant_text", False),
     ]
     assert "Hm." in found[0]["actual_text"]
     assert "Hm." not in found[0]["expected_text"]
+
+
+def test_special_tokens_that_nobody_sampled_are_told_apart() -> None:
+    """Those that only a message from outside has were not generated."""
+    path = [USER | {"content": "Find<|box_start|>it."}, ANSWER]
+
+    (found,) = Recording(small_renderer(), [USER, ANSWER]).mismatches(path)
+
+    assert (found["type"], found["generated"]) == ("special_token_count", False)
 
 
 def test_a_special_token_spelled_in_plain_tokens_is_counted() -> None:
@@ -199,7 +247,7 @@ def test_a_special_token_spelled_in_plain_tokens_is_counted() -> None:
 
     (found,) = recording.mismatches()
 
-    assert found["type"] == "special_token_count"
+    assert (found["type"], found["generated"]) == ("special_token_count", True)
 
 
 def test_another_special_token_is_a_type() -> None:
@@ -207,16 +255,14 @@ def test_another_special_token_is_a_type() -> None:
     output = "<think>\nHm.\n</think>\n\nFound.<|endoftext|>"
     path = [USER, ANSWER | {"reasoning_content": "Hm."}]
     recording = Recording(small_renderer(), path, turn0=output)
-    recording.tokens[-1] = recording.renderer.tokenizer.token_id("<|fim_pad|>")
+    recording.tokens[-1] = recording.renderer.tokenizer.token_id("<|box_end|>")
     path[1] = path[1] | {"content": "Found.<|box_start|>"}
 
     (found,) = recording.mismatches(path)
 
-    assert found["type"] == "special_token_type"
-    assert (found["expected_text"], found["actual_text"]) == (
-        "\n\nFound.<|box_start|>",
-        "\n\nFound.<|fim_pad|>",
-    )
+    assert (found["type"], found["generated"]) == ("special_token_type", True)
+    assert found["expected_text"].endswith("\n\nFound.<|box_start|>")
+    assert found["actual_text"].endswith("\n\nFound.<|box_end|>")
 
 
 def test_a_date_is_that_of_the_session() -> None:
@@ -259,6 +305,11 @@ def test_entries_are_bounded() -> None:
     many = Recording(small_renderer(), turns).mismatches(changed)
     assert len(many) == MAX_MISMATCHES
     assert many[-1]["detail"] == "there are more mismatches"
+    assert {frozenset(entry) for entry in many} == {
+        frozenset(
+            ("type", "segment_index", "expected_text", "actual_text", "generated", "detail"),
+        )
+    }
 
 
 def test_a_mask_of_another_length_is_an_error() -> None:
@@ -272,11 +323,13 @@ def test_a_mask_of_another_length_is_an_error() -> None:
 def test_text_is_cut_where_the_tokenizer_would_cut_it(family: str) -> None:
     """Splitting a text and splitting its ids give the same segments, also beside look-alikes."""
     template = {"llama3": "llama3_1", "gpt-oss": "gptoss"}.get(family, "qwen3_training")
-    tokenizer = small_renderer(template, family).tokenizer
+    renderer = small_renderer(template, family)
+    tokenizer, splitter = renderer.tokenizer, renderer.splitter
     spellings = [
-        piece for token in tokenizer.added_tokens() for piece in (token, token[:-1], f"<{token}>", "é")
+        piece
+        for token in tokenizer.special_tokens()
+        for piece in (token, token[:-1], f"<{token}>", "é<think>")
     ]
-    splitter = Splitter(tokenizer)
     text = "<".join(spellings)
 
     segments, positions = splitter.of_ids(np.array(tokenizer.encode(text), dtype=np.int32))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ class Boundary:
             )
         known = {spelling: token_id for spelling, token_id in ids.items() if token_id is not None}
         self._pattern = re.compile("|".join(map(re.escape, known)))
+        self.tokens: Mapping[str, int] = MappingProxyType(known)
         self._ids = frozenset(known.values())
         self._replaced = frozenset(known[name] for name in family.replaced if name in known)
         self._opener = spellings[0] if family.openers else None

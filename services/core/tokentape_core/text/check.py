@@ -6,6 +6,7 @@ sample, and then compared with the template's rendering of the whole.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +23,7 @@ __all__ = ["BoundaryCheck", "Outcome", "check_boundaries", "is_append_only"]
 _Ids = npt.NDArray[np.int32]
 _Message = Mapping[str, Any]
 
-_EXCERPT_TOKENS = 8
+_EXCERPT_CHARS = 40
 
 
 class Outcome(StrEnum):
@@ -47,11 +48,11 @@ class BoundaryCheck:
     reason: str = ""
     """Why it is refused or not supported; one sentence."""
     position: int | None = None
-    """The index of the first token that differs."""
+    """The index of the first recorded token whose text differs."""
     template: str = ""
-    """The template's text from there on, some tokens of it."""
+    """The template's text from there on, some characters of it."""
     recorded: str = ""
-    """The recorded text from there on, some tokens of it."""
+    """The recorded text from there on, some characters of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +130,26 @@ def _record(
 def _compare(renderer: ChatRenderer, name: str, whole: _Ids, recorded: _Ids) -> BoundaryCheck:
     decode = renderer.tokenizer.decode
     # The text, not the ids: a sampled newline after a newline of the prompt is two tokens here and one there.
-    if decode(whole) == decode(recorded):
+    template, ours = decode(whole), decode(recorded)
+    if template == ours:
         return BoundaryCheck(name=name, outcome=Outcome.OK)
-    shared = min(len(whole), len(recorded))
-    different = np.flatnonzero(whole[:shared] != recorded[:shared])
-    at = int(different[0]) if different.size else shared
+    at = _first_difference(template, ours)
+    # The first token whose end lies behind the first character that differs.
+    position = bisect_right(range(len(recorded)), at, key=lambda n: len(decode(recorded[: n + 1])))
+    start = len(decode(recorded[:position]))
     return BoundaryCheck(
         name=name,
         outcome=Outcome.DIFFERS,
-        position=at,
-        template=decode(whole[at : at + _EXCERPT_TOKENS]),
-        recorded=decode(recorded[at : at + _EXCERPT_TOKENS]),
+        position=position,
+        template=template[start : at + _EXCERPT_CHARS],
+        recorded=ours[start : at + _EXCERPT_CHARS],
     )
+
+
+def _first_difference(one: str, other: str) -> int:
+    """The index of the first character that differs; the shorter text's length if it begins the other."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _call(*, count: int = 1, reasoning: bool = True, first: int = 0) -> _Message:

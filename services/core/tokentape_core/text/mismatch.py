@@ -46,10 +46,12 @@ def find_mismatches(
 
     Each entry has `type`, `segment_index` (special tokens and texts of the recording counted from 0),
     `expected_text` (the template's), `actual_text` (the recorded one), cut to `MAX_TEXT_CHARS` characters
-    from the first difference on, and `detail`. The types:
+    from the first difference on, `generated`, and `detail`. `generated` is true if the model itself sampled
+    what differs; otherwise the prompts do. The types:
 
     - `special_token_count`: one side has special tokens that the other lacks, as where the template drops
-      earlier reasoning. The comparison goes on where both sides agree again.
+      earlier reasoning that stands in a message of its own. The comparison goes on where both sides agree
+      again.
     - `special_token_type`: as many, but others.
     - `non_assistant_text`: a text that was not generated differs. That is a bug, or a template that rewrites
       what others wrote (a date, a hint in the last user message).
@@ -60,40 +62,33 @@ def find_mismatches(
     """
     if len(sampled) != len(tokens):
         raise ValueError(f"the mask has {len(sampled)} entries for {len(tokens)} tokens")
-    text = renderer.render_text(
-        messages,
-        tools=tools,
-        template_kwargs=template_kwargs,
-        generation_prompt=False,
-        opened_at=opened_at,
-    )
+    expected = renderer.segments(messages, tools=tools, template_kwargs=template_kwargs, opened_at=opened_at)
     generated = np.flatnonzero(sampled)
     end = int(generated[-1]) + 1 if generated.size else len(tokens)
-    if _is_equal(renderer, tokens[:end], text):
+    if _is_equal(renderer, tokens[:end], expected):
         return []
     actual, positions = renderer.splitter.of_ids(tokens[:end])
-    expected = renderer.splitter.of_text(text)
     _drop_end(renderer, actual)
     _drop_end(renderer, expected)
     recording = _Recording(renderer, actual, tokens[:end], sampled[:end], positions)
     found: list[dict[str, Any]] = []
     for entry in _compare(expected, recording):
         if len(found) == MAX_MISMATCHES:
-            found[-1] = _entry("special_token_count", -1, "", "", "there are more mismatches")
+            found[-1] = _entry("special_token_count", -1, "", "", False, "there are more mismatches")
             break
         found.append(entry)
     return found
 
 
-def _is_equal(renderer: ChatRenderer, tokens: npt.NDArray[np.int32], text: str) -> bool:
+def _is_equal(renderer: ChatRenderer, tokens: npt.NDArray[np.int32], expected: Segments) -> bool:
     """Whether the template would write these tokens, but for space at the end: the common case, found fast.
 
     The same text is not enough: a special token may have been sampled in pieces, spelled out.
     """
-    recorded = renderer.tokenizer.decode(tokens)
+    recorded, text = renderer.tokenizer.decode(tokens), expected.text
     if not text.startswith(recorded) or text[len(recorded) :].strip():
         return False
-    return renderer.splitter.count_in_ids(tokens) == renderer.splitter.count_in_text(text)
+    return renderer.splitter.count_in_ids(tokens) == len(expected.specials)
 
 
 def _drop_end(renderer: ChatRenderer, segments: Segments) -> None:
@@ -165,13 +160,13 @@ def _compare(expected: Segments, recording: _Recording) -> Iterator[dict[str, An
             want, got = expected.texts[i], actual.texts[j]
             if want != got:
                 drift = recording.is_drift(j, want)
-                yield _entry("assistant_text" if drift else "non_assistant_text", 2 * j, want, got, "")
+                yield _entry("assistant_text" if drift else "non_assistant_text", 2 * j, want, got, drift)
         else:
             more, less = skip
             kind: Kind = "special_token_type" if more == less else "special_token_count"
-            where = "generated" if recording.is_generated(j, j + less) else "not generated"
-            detail = f"{more} special tokens expected, {less} recorded; these tokens were {where}"
-            yield _entry(kind, 2 * j, expected.join(i, i + more), actual.join(j, j + less), detail)
+            generated = recording.is_generated(j, j + less)
+            detail = f"{more} special tokens expected, {less} recorded"
+            yield _entry(kind, 2 * j, expected.join(i, i + more), actual.join(j, j + less), generated, detail)
             i, j = i + more, j + less
         if i == len(expected.specials) and j == len(actual.specials):
             return
@@ -197,7 +192,9 @@ def _skip(expected: Segments, actual: Segments, i: int, j: int) -> tuple[int, in
     return len(expected.specials) - i, len(actual.specials) - j
 
 
-def _entry(kind: Kind, index: int, expected: str, actual: str, detail: str) -> dict[str, Any]:
+def _entry(
+    kind: Kind, index: int, expected: str, actual: str, generated: bool, detail: str = ""
+) -> dict[str, Any]:
     # Both are cut at the same place, a little before their first difference.
     pairs = zip(expected, actual, strict=False)
     shared = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
@@ -208,5 +205,6 @@ def _entry(kind: Kind, index: int, expected: str, actual: str, detail: str) -> d
         "segment_index": index,
         "expected_text": expected[start:end],
         "actual_text": actual[start:end],
+        "generated": generated,
         "detail": detail,
     }

@@ -17,7 +17,7 @@ from tokentape_core.text.dummies import OPENING, PROBES, SENTINELS, Probe, dummy
 from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError
 from tokentape_core.text.families import Family
 from tokentape_core.text.messages import Message, template_messages, template_role
-from tokentape_core.text.segments import Splitter
+from tokentape_core.text.segments import Segments, Splitter
 from tokentape_core.text.tokenizer import Tokenizer
 
 __all__ = ["ChatRenderer", "NotAppendable", "Prompt", "RenderError"]
@@ -82,7 +82,7 @@ class ChatRenderer:
         self._kwargs = MappingProxyType(self._checked(dict(template_kwargs)))
         self._knows_developer = any(_names_developer(source) for source in tokenizer.templates)
         self._boundary = Boundary(tokenizer, family)
-        self._splitter = Splitter(tokenizer)
+        self._splitter = Splitter(tokenizer, self._boundary)
         self._refusal = self._try_template()
         self._refused_kinds = self._kinds_that_depend_on_history()
         self._fingerprint = self._digest()
@@ -156,6 +156,21 @@ class ChatRenderer:
         request = _Request(tools, template_kwargs, opened_at)
         return self._apply(self._convert(messages), request, generation_prompt)
 
+    def segments(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: _Tools | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+        opened_at: float = 0.0,
+    ) -> Segments:
+        """What `render` would give without generation prompt, cut at its special tokens, as text."""
+        request = _Request(tools, template_kwargs, opened_at)
+        text = self._apply(self._convert(messages), request, False)
+        if self._tokenizer.is_byte_level:
+            return self._splitter.of_text(text)
+        return self._splitter.of_ids(self._encode(text))[0]
+
     def extend(
         self,
         parent_tokens: npt.NDArray[np.integer],
@@ -216,7 +231,8 @@ class ChatRenderer:
         request = _Request(tools, template_kwargs, opened_at)
         before = self._apply(self._convert(history), request)
         after = self._boundary.sampled(self._apply(self._convert([*history, assistant]), request, False))
-        if after.startswith(before):
+        # Other vocabularies than byte-level ones may put a space before what is tokenised on its own.
+        if after.startswith(before) and self._tokenizer.is_byte_level:
             return self._encode(after[len(before) :])
         prompt, turn = self._encode(before), self._encode(after)
         shared = min(len(prompt), len(turn))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tokentape_core.text.boundary import Boundary
 from tokentape_core.text.tokenizer import Tokenizer
 
 __all__ = ["Segments", "Splitter"]
@@ -21,6 +22,11 @@ class Segments:
     specials: list[str]
     texts: list[str]
 
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.join(0, len(self.specials))
+
     def join(self, start: int, end: int) -> str:
         """Texts `start` to `end` and the special tokens between them."""
         pairs = zip(self.texts[start:end], self.specials[start:end], strict=True)
@@ -28,10 +34,14 @@ class Segments:
 
 
 class Splitter:
-    """Cuts at the added tokens of one tokenizer. Immutable and safe to share between threads."""
+    """Cuts at the special tokens of one tokenizer. Immutable and safe to share between threads.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        spellings = tokenizer.added_tokens()
+    Only those count that the tokenizer itself calls special, and those that end a turn. Tags such as Qwen3's
+    <think> are text, though each is one token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, boundary: Boundary) -> None:
+        spellings = {**tokenizer.special_tokens(), **boundary.tokens}
         self._tokenizer = tokenizer
         self._names = {token_id: spelling for spelling, token_id in spellings.items()}
         self._is_special = np.zeros(max(self._names, default=-1) + 2, dtype=bool)
@@ -49,12 +59,8 @@ class Splitter:
         """How many special tokens there are in `ids` (shape [T])."""
         return int(np.count_nonzero(self._is_special.take(ids, mode="clip")))
 
-    def count_in_text(self, text: str) -> int:
-        """How many there would be if `text` were tokenised."""
-        return len(self._pattern.findall(text)) if self._pattern else 0
-
     def of_text(self, text: str) -> Segments:
-        """The segments that tokenising `text` would give, without doing so."""
+        """The segments that tokenising `text` would give, without doing so: for byte-level vocabularies."""
         parts = self._pattern.split(text) if self._pattern else [text]
         return Segments(parts[1::2], parts[::2])
 

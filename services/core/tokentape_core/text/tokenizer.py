@@ -17,6 +17,7 @@ from tokentape_core.text import clock
 from tokentape_core.text.bytelevel import ByteTable
 from tokentape_core.text.errors import TokenizerError
 from tokentape_core.text.sandbox import prepare
+from tokentape_core.text.spaces import keeping_spaces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,7 +32,16 @@ class Tokenizer:
     applying a template hold the interpreter lock.
     """
 
-    __slots__ = ("_backend", "_fingerprint", "_hf", "_reserved_kwargs", "_size", "_table")
+    __slots__ = (
+        "_backend",
+        "_decoder",
+        "_fingerprint",
+        "_hf",
+        "_reserved_kwargs",
+        "_size",
+        "_table",
+        "_tokens",
+    )
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Take over `tokenizer`, which nobody may change, or pad or truncate with, from now on."""
@@ -43,6 +53,8 @@ class Tokenizer:
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self._size = max(vocabulary.values(), default=-1) + 1
         self._table = self._byte_table(vocabulary)
+        self._decoder = keeping_spaces(self._backend.decoder)
+        self._tokens = _by_id(vocabulary, self._size)
         self._fingerprint = self._digest(vocabulary)
         self._reserved_kwargs = _reserved_kwargs(tokenizer)
 
@@ -84,6 +96,14 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """16 hex digits that change if the vocabulary, the merges, the special tokens or the template do."""
         return self._fingerprint
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a text that is encoded and decoded is itself again, but for Unicode normalisation.
+
+        Other vocabularies may write a space before its first word, and words that they do not know as one.
+        """
+        return self._table is not None
 
     @property
     def size(self) -> int:
@@ -135,13 +155,17 @@ class Tokenizer:
         """The text of `ids` (shape [T]), special tokens included and spaces as they are.
 
         Equal to transformers' `decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)`:
-        cut UTF-8 becomes U+FFFD, ids above the vocabulary add nothing. Raises `ValueError` on a negative id.
+        cut UTF-8 becomes U+FFFD, ids above the vocabulary add nothing. But where that strips a space at the
+        start, as for SentencePiece vocabularies, it stays: the texts of pieces, put together, are the text of
+        the whole. Raises `ValueError` on a negative id.
         """
         if self._table is not None:
             return self._table.decode(ids)
         values = np.asarray(ids, dtype=np.int64)
         if values.size and values.min() < 0:
             raise ValueError(f"a token id is negative: {int(values.min())}")
+        if self._decoder is not None:
+            return str(self._decoder.decode(self._tokens.take(values, mode="clip").tolist()))
         return str(self._backend.decode(values.tolist(), skip_special_tokens=False))
 
     def decode_between(self, ids: npt.NDArray[np.integer], cuts: Sequence[int]) -> list[str]:
@@ -157,6 +181,11 @@ class Tokenizer:
         return {
             token.content: token_id for token_id, token in self._backend.get_added_tokens_decoder().items()
         }
+
+    def special_tokens(self) -> dict[str, int]:
+        """The spelling and id of every token that the tokenizer itself calls special."""
+        found = self._backend.get_added_tokens_decoder().items()
+        return {token.content: token_id for token_id, token in found if token.special}
 
     def apply_template(
         self,
@@ -202,6 +231,13 @@ class Tokenizer:
         # A tokenizer may carry several named templates: then this is a mapping.
         digest.update(json.dumps(self._hf.chat_template, sort_keys=True).encode())
         return digest.hexdigest()[:16]
+
+
+def _by_id(vocabulary: Mapping[str, int], size: int) -> npt.NDArray[np.object_]:
+    """The tokens by id, and one that is empty for every id above them."""
+    tokens = np.full(size + 1, "", dtype=object)
+    tokens[list(vocabulary.values())] = list(vocabulary)
+    return tokens
 
 
 def _reserved_kwargs(tokenizer: PreTrainedTokenizerFast) -> frozenset[str]:
