@@ -15,6 +15,7 @@ from tokentape_api.app import build_app
 from tokentape_api.settings import ApiSettings
 from tokentape_cli import options
 from tokentape_cli.main import build_parser
+from tokentape_contracts.accounting import Reason
 from tokentape_contracts.errors import TABLE
 from tokentape_contracts.events import TYPES
 from tokentape_contracts.http import PIN_FIELDS
@@ -98,6 +99,12 @@ def test_every_samples_field_is_documented() -> None:
         if wire.dtype is not None:
             assert f"| {wire.dtype.name}[" in table[name]
             assert ("strict" in table[name]) == wire.strict
+
+
+def test_every_reason_of_the_accounting_is_documented() -> None:
+    """samples.md has a row for each reason why sampled tokens are left out, in order."""
+    section = sections(REFERENCE / "samples.md")["`accounting`"]
+    assert rows(section) == ["reason", *Reason]
 
 
 def test_every_public_name_of_the_driver_is_documented() -> None:
