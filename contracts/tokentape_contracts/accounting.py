@@ -37,7 +37,7 @@ class Reason(StrEnum):
 
 TRAINED: Final = "trained"
 """The fate of a token that no reason keeps out."""
-FATES: Final = (TRAINED, *Reason)
+FATES: Final[tuple[str, ...]] = (TRAINED, *(reason.value for reason in Reason))
 """All that can become of a sampled token."""
 
 

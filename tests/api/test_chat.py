@@ -161,6 +161,12 @@ async def test_records_show_request_and_response(session: OpenSession, engine: S
     assert body["metadata"] == {
         "accumulated_token_ids": engine.bodies[0]["input_ids"] + sampled,
         "max_trim_tokens": 0,
+        "accounting": {
+            "generations": 1,
+            "sampled_tokens": len(sampled),
+            "trained_tokens": len(sampled),
+            "left_out": [],
+        },
         "counters": {
             "generations": 1,
             "prefix_cache_info": {

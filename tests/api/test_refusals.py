@@ -137,8 +137,8 @@ async def test_delete_during_a_chat(session: OpenSession, engine: ScriptedEngine
 async def test_append_role(session: OpenSession) -> None:
     """A role that the template cannot append is 400 and named."""
     answer = (await session.chat(USER)).json()["choices"][0]["message"]
-    reply = await session.chat(USER, answer, {"role": "assistant", "content": "I speak twice"})
-    await check(reply, 400, "cannot_extend", "assistant")
+    reply = await session.chat(USER, answer, {"role": "narrator", "content": "Meanwhile"})
+    await check(reply, 400, "cannot_extend", "narrator")
     assert len(await session.records()) == 1
 
 

@@ -101,17 +101,19 @@ async def test_a_turn_is_counted(api: httpx.AsyncClient, session: OpenSession) -
 
 @pytest.mark.parametrize("settings", ["tree"], indirect=True)
 async def test_roots_are_counted_by_reason(api: httpx.AsyncClient, session: OpenSession) -> None:
-    """A request that repeats no recorded turn is an unmatched root; one that does is none."""
+    """A request that repeats no recorded turn is an unmatched root, one with other tools a new one, too."""
     answer = (await session.chat(USER)).json()["choices"][0]["message"]
     await session.chat(USER, answer, OTHER)
     await session.chat(OTHER)
+    await session.chat(USER, answer, OTHER, tools=[{"type": "function", "function": {"name": "ls"}}])
     series = await scrape(api)
     assert {reason: value(series, "turns_roots_total", reason=reason) for reason in telemetry.ROOTS} == {
         "first": 1,
         "unmatched": 1,
+        "head_changed": 1,
         "not_appendable": 0,
     }
-    assert value(series, "turns_recorded_total") == 3
+    assert value(series, "turns_recorded_total") == 4
     assert value(series, "turns_tokens_total", kind="reused") > 0
 
 

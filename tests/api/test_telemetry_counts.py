@@ -28,7 +28,7 @@ from tokentape_contracts.http import SamplesRequest
 from tokentape_contracts.jobs import JobResult
 from tokentape_core.domain.replay import KINDS
 from tokentape_core.store import MemoryStore
-from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt
 from tokentape_core.text.tokenizer import Tokenizer
 
 LAYERS, CHOICES, ENTRIES = 3, 2, 4
@@ -37,7 +37,6 @@ ROW_BYTES = {"routed_experts": LAYERS * CHOICES, "indexer_topk": ENTRIES}
 TEMPLATES = {"qwen3": "qwen3_training", "glm4": "glm4moe"}
 USER = {"role": "user", "content": "Hello"}
 AGAIN = {"role": "user", "content": "And now?"}
-SAID = {"role": "assistant", "content": "injected"}
 
 
 @pytest.fixture
@@ -135,15 +134,22 @@ async def test_tokens_of_continued_turns(
 
 
 @pytest.mark.parametrize("settings", [{"mode": "tree"}], indirect=True)
-async def test_a_root_that_the_template_cannot_append(api: httpx.AsyncClient, session: OpenSession) -> None:
+async def test_a_root_that_the_template_cannot_append(
+    api: httpx.AsyncClient, session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It counts as such a root and not as an unmatched one; nothing of the turn before it is reused."""
     messages = await dialogue(session, 1)
     roots = by_label(await scrape(api), "turns_roots_total", "reason", telemetry.ROOTS)
-    assert roots == {"first": 1, "unmatched": 0, "not_appendable": 0}
-    assert (await session.chat(*messages, USER, SAID, AGAIN)).status_code == 200
+    assert roots == {"first": 1, "unmatched": 0, "head_changed": 0, "not_appendable": 0}
+
+    def refuse(*_: Any, **__: Any) -> Prompt:
+        raise NotAppendable("no")
+
+    monkeypatch.setattr(ChatRenderer, "extend", refuse)
+    assert (await session.chat(*messages, AGAIN)).status_code == 200
     after = await scrape(api)
     roots = by_label(after, "turns_roots_total", "reason", telemetry.ROOTS)
-    assert roots == {"first": 1, "unmatched": 0, "not_appendable": 1}
+    assert roots == {"first": 1, "unmatched": 0, "head_changed": 0, "not_appendable": 1}
     assert value(after, "turns_tokens_total", kind="reused") == 0
     assert value(after, "turns_trimmed_tokens_total") == 0
 
@@ -155,7 +161,7 @@ async def test_a_retried_first_turn_is_an_unmatched_root(
     await dialogue(session, 1)
     assert (await session.chat(USER)).status_code == 200
     roots = by_label(await scrape(api), "turns_roots_total", "reason", telemetry.ROOTS)
-    assert roots == {"first": 1, "unmatched": 1, "not_appendable": 0}
+    assert roots == {"first": 1, "unmatched": 1, "head_changed": 0, "not_appendable": 0}
 
 
 REPLAY = [{"replay": rows, "replay_layers": LAYERS, "indexer_topk": "on"} for rows in ("full", "incremental")]

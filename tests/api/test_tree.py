@@ -11,12 +11,13 @@ import pytest
 from tests.api.conftest import OpenSession
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import limits
+from tokentape_contracts.accounting import Reason
 from tokentape_contracts.events import TurnRecorded
 from tokentape_contracts.samples import Sample
-from tokentape_core.domain.assemble import assemble
+from tokentape_core.domain.assemble import Assembly, assemble
 from tokentape_core.domain.state import fold
 from tokentape_core.store import MemoryStore
-from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hello"}
@@ -60,19 +61,29 @@ async def parents(session: OpenSession) -> list[int]:
     return [event["parent"] for event in events[1:]]
 
 
-async def samples(session: OpenSession, store: MemoryStore) -> list[Sample]:
+async def assembled(session: OpenSession, store: MemoryStore) -> Assembly:
     state = fold(await store.read(session.url.split("/")[-1]))
     assert state is not None
-    return assemble(state, lambda ids: "").samples
+    return assemble(state, lambda ids: "")
+
+
+async def samples(session: OpenSession, store: MemoryStore) -> list[Sample]:
+    return (await assembled(session, store)).samples
 
 
 async def test_lost_first_reply(tree: OpenSession, store: MemoryStore) -> None:
-    """A first turn re-sent after a lost reply is a sibling root; the next turn continues the newer."""
+    """A first turn re-sent after a lost reply is a sibling root; the next turn continues the newer.
+
+    The lost one is accounted for.
+    """
     await answer(tree, USER)
     again = await answer(tree, USER)
     await answer(tree, USER, again, AGAIN)
     assert await parents(tree) == [0, 0, 2]
-    assert len(await samples(tree, store)) == 2
+    assembly = await assembled(tree, store)
+    assert len(assembly.samples) == 1
+    (lost,) = assembly.accounting.left_out
+    assert (lost.turn, lost.reason, lost.by) == (1, Reason.RETRIED, 2)
 
 
 async def test_retry_of_the_last_turn_with_a_bad_role(tree: OpenSession) -> None:
@@ -178,14 +189,31 @@ async def test_exact_resend_of_a_history(tree: OpenSession, engine: ScriptedEngi
 
 
 async def test_what_cannot_be_appended_begins_a_root(
-    tree: OpenSession, engine: ScriptedEngine, renderer: ChatRenderer
+    tree: OpenSession, engine: ScriptedEngine, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that the template cannot append to a turn make the whole conversation a new root."""
+
+    def refuse(*_: Any, **__: Any) -> Prompt:
+        raise NotAppendable("no")
+
     first = await answer(tree, USER)
-    messages = [USER, first, AGAIN, {"role": "assistant", "content": "injected"}, AGAIN]
+    monkeypatch.setattr(ChatRenderer, "extend", refuse)
+    messages = [USER, first, AGAIN]
     await answer(tree, *messages)
     assert await parents(tree) == [0, 0]
     assert engine.bodies[1]["input_ids"] == renderer.render(messages).tolist()
+
+
+async def test_what_a_client_says_for_the_assistant_follows_the_turn(
+    tree: OpenSession, engine: ScriptedEngine
+) -> None:
+    """An assistant message that was never sampled is prompt text behind the recorded tokens."""
+    first = await answer(tree, USER)
+    await answer(tree, USER, first, AGAIN, {"role": "assistant", "content": "injected"}, AGAIN)
+    assert await parents(tree) == [0, 1]
+    assert (
+        engine.bodies[1]["input_ids"][: len(engine.bodies[0]["input_ids"])] == engine.bodies[0]["input_ids"]
+    )
 
 
 async def test_the_limit_of_nodes(tree: OpenSession, engine: ScriptedEngine, store: MemoryStore) -> None:
@@ -206,14 +234,16 @@ async def test_the_limit_of_nodes(tree: OpenSession, engine: ScriptedEngine, sto
 
 
 async def test_a_session_with_two_hundred_leaves(tree: OpenSession, store: MemoryStore) -> None:
-    """200 children of one turn are 200 leaves, of which the default pick keeps the newest."""
+    """200 children of one turn with different messages are 200 leaves and as many samples."""
     first = await answer(tree, USER)
     for number in range(200):
         await answer(tree, USER, first, {"role": "user", "content": f"Task {number}"})
     tables = (await tree.api.get(tree.url)).json()["metadata"]["tree"]
     assert len(tables["leaves"]) == 200
-    (sample,) = await samples(tree, store)
-    assert sample.metadata["leaf"]["path_node_ids"] == [0, 200]
+    assembly = await assembled(tree, store)
+    paths = [sample.metadata["leaf"]["path_node_ids"] for sample in assembly.samples]
+    assert paths == [[0, node] for node in range(200, 0, -1)]
+    assert assembly.accounting.left_out == []
 
 
 async def test_rejected_and_pending_requests_change_nothing(

@@ -1,7 +1,8 @@
 """What a job gives."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.hooks import everything
 from tests.text.models import small_renderer
 from tokentape_assembler.counts import Counts
 from tokentape_assembler.outcome import MISMATCHES, outcome_of
+from tokentape_contracts.accounting import Reason
 from tokentape_contracts.errors import (
     PrefixBroken,
     ReplayBroken,
@@ -23,7 +25,7 @@ from tokentape_contracts.errors import (
 from tokentape_contracts.events import OPENED_ID, ReplaySpec, SessionSealed, TurnRecorded
 from tokentape_contracts.samples import decode_samples
 from tokentape_core.domain.replay import Rows, deduplicate, sources
-from tokentape_core.domain.state import fold, turn_id
+from tokentape_core.domain.state import Turn, fold, turn_id
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, LeafSample
 from tokentape_core.store import Entry, MemoryStore, Store
 from tokentape_core.text.render import ChatRenderer, Prompt
@@ -268,6 +270,20 @@ async def _forked(mode: str) -> tuple[MemoryStore, ChatRenderer, str]:
     return store, session.renderer, await session.say(3, "special_token_count")
 
 
+async def _turns(store: MemoryStore) -> Sequence[Turn]:
+    state = fold(await store.read(SID))
+    assert state is not None
+    return state.turns
+
+
+def _fates(turns: Sequence[Turn], left_out: Mapping[int, Reason]) -> dict[str, int]:
+    """Sampled tokens by fate, if these turns are left out whole and all others trained."""
+    fates = Counter({"trained": 0})
+    for node in turns:
+        fates[left_out.get(node.seq, "trained")] += len(node.event.output)
+    return dict(fates)
+
+
 async def test_counts_of_a_linear_session() -> None:
     """Only the path to the newest turn is compared; a retried turn is a dropped leaf."""
     store, renderer, tail = await _forked("linear")
@@ -276,6 +292,7 @@ async def test_counts_of_a_linear_session() -> None:
         samples={"completed": 1},
         picked=1,
         dropped=1,
+        tokens=_fates(await _turns(store), {2: Reason.RETRIED}),
         mismatches={"assistant_text": 2, "special_token_count": 1},
     )
 
@@ -289,10 +306,14 @@ async def test_counts_of_a_tree(keeps_all: bool) -> None:
     hooks = Hooks(everything if keeps_all else DEFAULT_HOOKS.pick, DEFAULT_HOOKS.finish)
     result = await outcome_of(job(tail), store, _decode, hooks, renderer)
     once = {"assistant_text": 2, "special_token_count": 1, "non_assistant_text": 1}
-    expected = Counts(samples={"completed": 2}, picked=2, dropped=1, mismatches=once)
+    turns = await _turns(store)
+    tokens = _fates(turns, {2: Reason.RETRIED})
+    expected = Counts(samples={"completed": 2}, picked=2, dropped=1, tokens=tokens, mismatches=once)
     if keeps_all:
         twice = {**once, "assistant_text": 3, "special_token_type": 1}
-        expected = Counts(samples={"completed": 3}, picked=3, dropped=0, mismatches=twice)
+        expected = Counts(
+            samples={"completed": 3}, picked=3, dropped=0, tokens=_fates(turns, {}), mismatches=twice
+        )
     assert result.counts == expected
 
 
@@ -310,7 +331,8 @@ async def test_what_a_finish_hook_leaves_is_no_mismatch(left: Any) -> None:
     hooks = Hooks(DEFAULT_HOOKS.pick, finish)
     result = await outcome_of(job(tail), store, _decode, hooks, renderer)
     assert result.error is None
-    assert result.counts == Counts(samples={"completed": 1}, picked=1, dropped=1)
+    tokens = _fates(await _turns(store), {2: Reason.RETRIED})
+    assert result.counts == Counts(samples={"completed": 1}, picked=1, dropped=1, tokens=tokens)
 
 
 async def test_samples_are_counted_by_status() -> None:
@@ -319,11 +341,12 @@ async def test_samples_are_counted_by_status() -> None:
     await store.open(SID, opened(mode="tree"))
     endings = ["stop", "length", "tool_calls", "abort", "stop", "length", "burnt"]
     for seq, finish in enumerate(endings, 1):
-        await store.append(SID, seq, replace(turn(seq, 0, [1, 2], [3, seq]), parent=0, finish=finish))
+        await store.append(SID, seq, replace(turn(seq, 0, [1, 10 + seq], [3, seq]), parent=0, finish=finish))
     await store.append(SID, 8, replace(turn(8, 0, [1, 2, 3, 4, 5], [6]), parent=0))
     result = await outcome_of(job(turn_id(8), max_seq_len=4), store, _decode)
     statuses = {"completed": 3, "truncated": 2, "aborted": 1, "failed": 1}
-    assert result.counts == Counts(samples=statuses, picked=8)
+    tokens = {"trained": 14, "over_max_seq_len": 1}
+    assert result.counts == Counts(samples=statuses, picked=8, tokens=tokens)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tokentape_assembler.outcome import MISMATCHES, REFUSALS
 from tokentape_assembler.telemetry import Telemetry
 from tokentape_assembler.worker import AssemblyWorker, arq_client
 from tokentape_contracts import keys
+from tokentape_contracts.accounting import FATES
 from tokentape_contracts.jobs import AssembleJob
 from tokentape_contracts.samples import Status
 from tokentape_core.domain.state import turn_id
@@ -133,6 +134,7 @@ async def test_what_a_child_counted_is_added_up(fake: redis.asyncio.Redis) -> No
         samples=dict(zip([status.value for status in Status], numbers, strict=True)),
         picked=5,
         dropped=6,
+        tokens={fate: place for place, fate in enumerate(FATES, 1)},
         mismatches=dict(zip(MISMATCHES, numbers, strict=True)),
         lost=7,
     )
@@ -142,6 +144,9 @@ async def test_what_a_child_counted_is_added_up(fake: redis.asyncio.Redis) -> No
     assert [after[f"assembly_samples_total {status.value}"] for status in Status] == [2, 4, 6, 8]
     assert [after[f"assembly_mismatches_total {kind}"] for kind in MISMATCHES] == [2, 4, 6, 8]
     assert (after["assembly_leaves_total picked"], after["assembly_leaves_total dropped"]) == (10, 12)
+    assert [after[f"assembly_tokens_total {fate}"] for fate in FATES] == [
+        2 * place for place in range(1, len(FATES) + 1)
+    ]
     assert after["turns_lost_total"] == 14
 
 

@@ -1,4 +1,4 @@
-"""Answers come back as clients re-serialise them: one conversation, or a loud refusal, and never a silent loss.
+"""Answers come back as clients re-serialise them: one conversation or a loud refusal, never a silent loss.
 
 The cases and their form: README.md. `ECHO_CASES=FILE pytest tests/echo` runs another file.
 """

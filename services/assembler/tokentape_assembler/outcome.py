@@ -35,7 +35,6 @@ from tokentape_core.text.render import ChatRenderer
 REFUSALS: Final[tuple[type[TokentapeError], ...]] = (
     EventUnsupported,
     HookFailed,
-    InternalError,
     PrefixBroken,
     ReplayBroken,
     SessionNotFound,

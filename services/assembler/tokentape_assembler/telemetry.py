@@ -92,7 +92,7 @@ class Telemetry:
         self._tokens = meter.counters(
             "tokentape_assembly_tokens_total",
             "Sampled tokens of the assembled sessions: trained, or left out, by the reason.",
-            fate=tuple(map(str, FATES)),
+            fate=FATES,
         )
         self._mismatches = meter.counters(
             "tokentape_assembly_mismatches_total",
