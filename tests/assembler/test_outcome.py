@@ -14,8 +14,9 @@ from tests.support.hooks import everything
 from tests.text.models import small_renderer
 from tokentape_assembler.counts import Counts
 from tokentape_assembler.outcome import MISMATCHES, outcome_of
-from tokentape_contracts.accounting import Reason
+from tokentape_contracts.accounting import Accounting, LeftOut, Reason
 from tokentape_contracts.errors import (
+    InternalError,
     PrefixBroken,
     ReplayBroken,
     SessionNotFound,
@@ -24,6 +25,7 @@ from tokentape_contracts.errors import (
 )
 from tokentape_contracts.events import OPENED_ID, ReplaySpec, SessionSealed, TurnRecorded
 from tokentape_contracts.samples import decode_samples
+from tokentape_core.domain import assemble as assembling
 from tokentape_core.domain.replay import Rows, deduplicate, sources
 from tokentape_core.domain.state import Turn, fold, turn_id
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, LeafSample
@@ -268,6 +270,34 @@ async def _forked(mode: str) -> tuple[MemoryStore, ChatRenderer, str]:
     await session.say(1, "special_token_type")
     await session.say(1, "assistant_text")
     return store, session.renderer, await session.say(3, "special_token_count")
+
+
+async def test_a_sum_that_is_not_right_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker counts again from events and samples; what does not add up is never a sample."""
+    wrong = Accounting(1, 3, 2, [LeftOut(1, 1, Reason.TRIMMED)])
+    monkeypatch.setattr(assembling, "account", lambda *_: wrong)
+    store = MemoryStore()
+    with pytest.raises(InternalError, match="tokens were sampled"):
+        await outcome_of(job(await record(store, turns=1)), store, _decode)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"logprobs": np.array([-0.5, np.nan])}, "log-prob nan"),
+        ({"logprobs": np.array([0.5, -0.5])}, "log-prob 0.5"),
+        ({"output": np.array([4, -4], np.int32)}, "has the id -4"),
+        ({"suffix": np.array([-1, 2], np.int32)}, "has the id -1"),
+    ],
+)
+async def test_an_impossible_stream_is_corrupt(changes: dict[str, Any], text: str) -> None:
+    """Tokens that no recorder writes were changed in the stream: a refusal, and no sample of them."""
+    store = MemoryStore()
+    await store.open(SID, opened())
+    await store.append(SID, 1, replace(turn(1, 0, [1, 2], [3, 4]), **changes))
+    result = await outcome_of(job(turn_id(1)), store, _decode)
+    assert isinstance(result.error, StreamCorrupt)
+    assert text in result.error.detail
 
 
 async def _turns(store: MemoryStore) -> Sequence[Turn]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.sessions import opened, state_of, turn
+from tokentape_contracts.accounting import LeftOut, Reason
 from tokentape_contracts.errors import HookFailed
 from tokentape_core.domain.assemble import Assembly, assemble
 from tokentape_core.domain.state import SessionState
@@ -217,6 +218,63 @@ def test_bad_finish() -> None:
     """A finish that raises is refused by its name."""
     with pytest.raises(HookFailed, match="_boom raised KeyError"):
         assemble(tree(0), decode, hooks=Hooks(DEFAULT_HOOKS.pick, _boom))
+
+
+def _spoilt(**values: Any) -> Callable[..., None]:
+    """A finish hook that sets these fields of every sample."""
+
+    def finish(samples: Sequence[LeafSample], _: Mapping[str, Any]) -> None:
+        for item in samples:
+            for name, value in values.items():
+                setattr(item.sample, name, value)
+
+    return finish
+
+
+SPOILT: dict[str, tuple[dict[str, Any], str]] = {
+    "a shorter mask": ({"loss_mask": np.ones(1)}, "arrays of unequal lengths .* 1 of loss_mask, 2 of"),
+    "fewer log-probs": ({"rollout_log_probs": np.zeros(1)}, "1 of rollout_log_probs"),
+    "another length": ({"response_length": 3}, "response_length 3"),
+    "no mask": ({"loss_mask": None}, "left no arrays"),
+    "fewer tokens": ({"tokens": np.zeros(1, np.int32)}, "1 tokens"),
+    "a log-prob that is none": ({"rollout_log_probs": np.array([-1, np.nan])}, "left the log-prob nan"),
+    "a log-prob above 0": ({"rollout_log_probs": [0.5, -1]}, "left the log-prob 0.5"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_finish_that_spoils_a_sample(case: str) -> None:
+    """Arrays that do not fit each other, and log-probs that are none, are refused by the hook's name."""
+    values, text = SPOILT[case]
+    with pytest.raises(HookFailed, match=f"_spoilt.<locals>.finish .*{text}"):
+        assemble(tree(0), decode, hooks=Hooks(DEFAULT_HOOKS.pick, _spoilt(**values)))
+
+
+def test_a_finish_that_trains_twice() -> None:
+    """A token that is trained in two samples would count twice: the hook must mask it in all but one."""
+    hooks = Hooks(DEFAULT_HOOKS.pick, lambda *_: None)
+    with pytest.raises(HookFailed, match="tokens of turn 1 are trained in two samples"):
+        assemble(tree(0, 1, 1), decode, hooks=hooks)
+    assert len(assemble(tree(0, 0), decode, hooks=hooks).samples) == 2
+
+
+def test_a_finish_that_trains_what_was_not_sampled() -> None:
+    """The environment's tokens have no log-probs: a mask over them is refused."""
+    everything = _spoilt(loss_mask=np.ones(5, np.uint8))
+    with pytest.raises(HookFailed, match="trains tokens that no model sampled"):
+        assemble(tree(0, 1), decode, hooks=Hooks(DEFAULT_HOOKS.pick, everything))
+
+
+def test_a_finish_may_shorten_a_sample() -> None:
+    """What it cuts away counts as masked by it."""
+
+    def finish(samples: Sequence[LeafSample], _: Mapping[str, Any]) -> None:
+        sample = samples[0].sample
+        sample.loss_mask, sample.rollout_log_probs = sample.loss_mask[:1], sample.rollout_log_probs[:1]
+        sample.tokens, sample.response_length = sample.tokens[:2], 1
+
+    assembly = assemble(tree(0), decode, hooks=Hooks(DEFAULT_HOOKS.pick, finish))
+    assert assembly.accounting.left_out == [LeftOut(1, 1, Reason.MASKED_BY_HOOK)]
 
 
 def test_own_hooks() -> None:
