@@ -74,7 +74,7 @@ def _schema(name: str) -> dict[str, Any]:
 def test_its_bodies_are_what_the_parsers_read() -> None:
     """The closed bodies have the fields that the parsers know; the bounds are those of the limits."""
     opening, collecting = _schema("POST /sessions"), _schema("POST /sessions/{sid}/samples")
-    named = {"mode", "matcher", "labels", "pins", "evaluation"}
+    named = {"mode", "matcher", "altered_answer", "labels", "pins", "evaluation"}
     assert set(opening["properties"]) == named | PIN_FIELDS
     assert set(DOCUMENT["components"]["schemas"]["Pins"]["properties"]) == PIN_FIELDS
     OpenRequest.parse(json.dumps(dict.fromkeys(opening["properties"])).encode(), matchers=tuple(MATCHERS))
