@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 import pytest
 import redis.asyncio
@@ -20,6 +21,7 @@ from tokentape_cli.main import main
 from tokentape_contracts import audit, keys
 from tokentape_contracts.http import DIGEST_HEADER
 from tokentape_contracts.samples import decode_samples
+from tokentape_core.recording import dump, load
 
 TOKENIZER = ("--tokenizer", "unused")
 
@@ -273,6 +275,27 @@ async def test_a_session_with_replay_rows(
     assert await command("import", file, "--redis-url", elsewhere.url) == 0
     code, output = await replay(system, sid(session), "--verify", redis_url=elsewhere.url)
     assert (code, [line.split()[-1] for line in output.splitlines()]) == (0, digests)
+
+
+@pytest.mark.slow
+async def test_a_stream_that_was_changed(
+    urls: list[str], client: httpx.AsyncClient, system: Fleet, tmp_path: Path
+) -> None:
+    """Of log-probs that are none the verdict is a sentence, and no traceback."""
+    session = await open_session(client, urls[0])
+    await dialogue(client, session, 1)
+    await collect(client, session)
+    file = tmp_path / "case.tokentape"
+    assert await command("export", sid(session), "--redis-url", system.redis_url, "--output", file) == 0
+    (recording,) = load(file.read_bytes())
+    fields = recording.events[1][1]
+    fields[b"logprobs"] = np.full(len(fields[b"logprobs"]) // 8, np.nan).tobytes()
+    file.write_bytes(dump([recording]))
+    code, output = await replay(system, file, "--verify")
+    assert code == 1
+    assert "DIFFERS" in output
+    assert "replayed: stream_corrupt: token 0 of the response has the log-prob nan" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
