@@ -313,9 +313,12 @@ def test_another_head_is_refused_on_a_line(case: str) -> None:
 
 @pytest.mark.parametrize("case", OTHER_HEADS)
 def test_another_head_begins_a_new_root_of_a_tree(case: str) -> None:
-    """The whole conversation is rendered with it."""
-    at = find(_with_head("tree"), SECOND, strict, OTHER_HEADS[case])
-    assert (at.parent, at.new_messages, at.head, at.root) == (None, SECOND, OTHER_HEADS[case], "head_changed")
+    """The whole conversation is rendered with it; what the request leaves out is as it was."""
+    asked = OTHER_HEADS[case]
+    at = find(_with_head("tree"), SECOND, strict, asked)
+    assert (at.parent, at.new_messages, at.root) == (None, SECOND, "head_changed")
+    assert at.head.tools == (asked.tools or [TOOL, OTHER])
+    assert at.head.template_kwargs == {"enable_thinking": True, **asked.template_kwargs}
 
 
 def test_another_first_request_may_have_another_head() -> None:

@@ -62,6 +62,10 @@ class Head:
                 return f"template argument {name!r} was {_short(before)} and is {_short(value)}"
         return None
 
+    def changed_by(self, asked: "Head") -> "Head":
+        """The head of a new conversation that a request of this one begins: what it leaves out stays."""
+        return Head(asked.tools or self.tools, {**self.template_kwargs, **asked.template_kwargs})
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -114,7 +118,7 @@ def position(
         new = [_with_recorded_ids(message, at.ids) for message in messages[at.turn.messages :]]
         return Position(at.turn, new, recorded, at.altered)
     if state.opened.mode == "tree":
-        return new_root(messages, asked, "head_changed")
+        return new_root(messages, recorded.changed_by(asked), "head_changed")
     raise HeadChanged(
         f"{change}: tools and template arguments are a part of the prompt that turn {at.turn.path[0].seq} "
         "began. Keep them for the whole conversation, or leave them out, or open the session in mode tree"
@@ -182,15 +186,16 @@ def _on_line(state: SessionState, echo: "_Echo") -> _Place:
 def _follow(state: SessionState, echo: "_Echo") -> tuple[_Place, Sequence[Turn]]:
     """How far the request repeats the path to the head, and the turns of that path which it does not."""
     path = state.head.path if state.head else []
-    place = _Place(None, _SAME_IDS)
-    for depth, turn in enumerate(path):
-        ids, altered = echo.ids_after(turn, place.ids), place.altered
-        if ids is None and state.opened.altered_answer == "keep" and echo.alters(turn, place.ids):
-            ids, altered = place.ids, (*altered, turn.messages - 1)
-        if ids is None:
-            return place, path[depth:]
-        place = _Place(turn, ids, altered)
-    return place, ()
+    ids, altered, depth = _SAME_IDS, list[int](), 0
+    for turn in path:
+        after = echo.ids_after(turn, ids)
+        if after is None and state.opened.altered_answer == "keep" and echo.alters(turn, ids):
+            after = ids
+            altered.append(turn.messages - 1)
+        if after is None:
+            break
+        ids, depth = after, depth + 1
+    return _Place(path[depth - 1] if depth else None, ids, tuple(altered)), path[depth:]
 
 
 def _deepest(state: SessionState, echo: "_Echo") -> _Place:
