@@ -1,8 +1,8 @@
 """`python -m benchmarks.compare REVISION NAME …`: benchmarks of HEAD against those of an earlier commit.
 
-Both trees run in turn, each time in fresh processes, since the machine's speed changes by more between
-minutes than a change of code does. Prints a line per measurement: both medians, and the median of the ratios
-of neighbouring runs. Exit code 1 if a ratio is above `--most`.
+Both trees run in turn, each time in fresh processes, since the machine's speed changes by more between minutes
+than a change of code does. What is kept is, for each measurement, the median of the ratios of neighbouring runs.
+The exit code is 1 if one is above `--most`.
 """
 
 import argparse
@@ -12,9 +12,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from benchmarks import report
+from benchmarks.measure import Measurement
 
 HERE = Path(__file__).parents[1]
 FOLDERS = (
@@ -45,19 +48,29 @@ def main() -> int:
             (_measure(before, arguments.names), _measure(after, arguments.names))
             for _ in range(arguments.runs)
         ]
-    worst = 0.0
-    print(f"| Measurement | {arguments.revision} | HEAD | ratio | of {arguments.runs} runs |")
-    print("|---|---|---|---|---|")
-    for key in runs[0][0].keys() & runs[0][1].keys():
-        pairs = [(old[key], new[key]) for old, new in runs]
-        ratios = sorted(new / old for old, new in pairs)
-        old, new = (statistics.median(side) for side in zip(*pairs, strict=True))
-        ratio = statistics.median(ratios)
-        print(
-            f"| {' '.join(key)} | {old:.2f} | {new:.2f} | {ratio:.3f} | {ratios[0]:.3f} to {ratios[-1]:.3f} |"
-        )
-        worst = max(worst, 0.0 if "bare" in key[0] else ratio)
-    return int(worst > arguments.most)
+    measurements = [
+        _compared(key, [(old[key], new[key]) for old, new in runs], arguments) for key in runs[0][1]
+    ]
+    print(report.table(measurements))
+    report.write("compare", measurements)
+    return int(any(measurement.met is False for measurement in measurements))
+
+
+def _compared(key: Key, pairs: Sequence[tuple[float, float]], arguments: argparse.Namespace) -> Measurement:
+    name, params = key
+    ratios = sorted(new / old for old, new in pairs)
+    before, after = (statistics.median(side) for side in zip(*pairs, strict=True))
+    told = {
+        **json.loads(params),
+        "before": arguments.revision[:7],
+        "medians": [round(before, 3), round(after, 3)],
+        "runs": len(pairs),
+        "lowest": round(ratios[0], 3),
+        "highest": round(ratios[-1], 3),
+    }
+    # What the packages alone take says how much of a ratio is the machine's.
+    limit = None if "bare" in name else arguments.most
+    return Measurement(f"{name}_against", statistics.median(ratios), "x", told, limit)
 
 
 @contextmanager

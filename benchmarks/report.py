@@ -23,7 +23,8 @@ others, with nothing else running. Compare figures of one run. Its Python was bu
 optimization; with Debian's, which has it, a chat turn took 0.94 times as long (6 fresh processes of each, asked in
 turn).
 `make bench` runs the benchmarks and writes this page, and so do `make test-faults`, `make test-live`,
-`make test-deploy` and `python -m benchmarks.topologies`.
+`make test-deploy`, `python -m benchmarks.topologies` and `python -m benchmarks.compare`, whose figures end in `_against`:
+the ratio of two commits that ran in turn.
 
 `chat_cpu_bare` and `chat_added_bare_p50` have no limit: they are what the packages alone (HTTP server, framework, HTTP
 client, Redis client) take for the calls of a chat turn, with about as many bytes, without anything that Tokentape is
