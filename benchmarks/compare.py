@@ -1,8 +1,8 @@
 """`python -m benchmarks.compare REVISION NAME …`: benchmarks of HEAD against those of an earlier commit.
 
-Both trees run in turn, each time in fresh processes, since the machine's speed changes by more between minutes
-than a change of code does. What is kept is, for each measurement, the median of the ratios of neighbouring runs.
-The exit code is 1 if one is above `--most`.
+Both trees run in turn, each time in fresh processes, since the machine's speed changes by more between
+minutes than a change of code does. What is kept is, for each measurement, the median of the ratios of
+neighbouring runs. The exit code is 1 if one is above `--most`.
 """
 
 import argparse

@@ -48,13 +48,13 @@ class LeftOut:
     Attributes:
         turn: the turn's seq, from 1.
         tokens: how many, at least 1.
-        reason: why.
+        reason: why, one of `Reason`; a newer server may name others.
         by: the seq of the turn that took its place, if the reason has one.
     """
 
     turn: int
     tokens: int
-    reason: Reason
+    reason: str
     by: int | None = None
 
 
@@ -104,15 +104,14 @@ class Accounting:
         """Reads what `to_json` wrote; unknown keys are left to newer versions.
 
         Raises:
-            ValueError: a field is missing or of a wrong type, a reason is unknown, or the tokens do not add
-                up.
+            ValueError: a field is missing or of a wrong type, or the tokens do not add up.
         """
         try:
             entries = [
                 LeftOut(
                     _count(entry["turn"]),
                     _count(entry["tokens"]),
-                    Reason(entry["reason"]),
+                    _reason(entry["reason"]),
                     None if entry["by"] is None else _count(entry["by"]),
                 )
                 for entry in fields["left_out"]
@@ -125,6 +124,12 @@ class Accounting:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an accounting: {type(error).__name__}: {error}") from error
+
+
+def _reason(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a reason")
+    return Reason(value) if value in FATES[1:] else value
 
 
 def _count(value: Any) -> int:

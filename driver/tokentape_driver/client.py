@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 import orjson
@@ -11,6 +11,9 @@ import orjson
 from tokentape_contracts import limits
 from tokentape_driver.errors import TransportError, error_of_reply, transport_error, unexpected
 from tokentape_driver.session import Session
+
+AlteredAnswer = Literal["refuse", "keep"]
+"""What becomes of a recorded answer that comes back altered."""
 
 
 class TokentapeClient:
@@ -65,6 +68,7 @@ class TokentapeClient:
         labels: Mapping[str, Any] | None = None,
         pins: Mapping[str, Any] | None = None,
         matcher: str | None = None,
+        altered_answer: AlteredAnswer | None = None,
     ) -> Session:
         """Opens a session; one that is never ended expires when idle.
 
@@ -73,6 +77,8 @@ class TokentapeClient:
             labels: any JSON object, kept with the session.
             pins: sampling parameters that win over what the agent sends.
             matcher: overrides the server's default.
+            altered_answer: what a linear session does with a recorded answer that the agent sends back
+                altered: `refuse` the request, or `keep` the recorded one. Overrides the server's default.
 
         Raises:
             TransportError: no answer within `limits.DRIVER_OPEN_S`.
@@ -80,7 +86,13 @@ class TokentapeClient:
             TokentapeError: the server refused.
         """
         url = httpx.URL(f"{self._address}/sessions")
-        fields = {"mode": mode, "labels": labels, "pins": pins, "matcher": matcher}
+        fields = {
+            "mode": mode,
+            "labels": labels,
+            "pins": pins,
+            "matcher": matcher,
+            "altered_answer": altered_answer,
+        }
         body = orjson.dumps({name: value for name, value in fields.items() if value is not None})
         try:
             async with asyncio.timeout(limits.DRIVER_OPEN_S):

@@ -14,18 +14,23 @@ logger = logging.getLogger("tokentape.driver")
 OnLeftOut = Literal["warn", "raise", "ignore"]
 """What to do if sampled tokens are left out: log one warning, raise `TokensLeftOut`, or nothing."""
 
-REASONS: Final = frozenset(Reason) - {Reason.TRIMMED}
-"""Those that matter unless told otherwise. Some families' templates write each turn's stop token anew."""
+IGNORED: Final = frozenset[str]({Reason.TRIMMED})
+"""What does not matter unless told otherwise. Some families' templates write each turn's stop token anew."""
 _GROUPS_SHOWN: Final = 8
 """How many groups of turns a text names; a session may hold a thousand turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRule:
-    """What the caller wants to happen, and for which reasons."""
+    """What the caller wants to happen, unless the reason is one of the ignored."""
 
     action: OnLeftOut
-    reasons: frozenset[Reason]
+    ignored: frozenset[str]
+
+    @property
+    def reasons(self) -> frozenset[Reason]:
+        """The reasons of this version that are not ignored."""
+        return frozenset(Reason) - self.ignored
 
     def apply(self, session_id: str, accounting: Accounting | None) -> None:
         """Warns or raises if tokens were left out for one of the reasons; not for a server that counts none.
@@ -35,7 +40,7 @@ class LeftOutRule:
         """
         if accounting is None or self.action == "ignore":
             return
-        left_out = [entry for entry in accounting.left_out if entry.reason in self.reasons]
+        left_out = [entry for entry in accounting.left_out if entry.reason not in self.ignored]
         if not left_out:
             return
         text = describe(session_id, accounting.sampled_tokens, left_out)
@@ -58,10 +63,10 @@ def left_out_rule(on_left_out: str, reasons: Collection[str] | None) -> LeftOutR
     if action not in get_args(OnLeftOut):
         raise InvalidRequest(f"on_left_out must be one of {', '.join(get_args(OnLeftOut))}, not {action!r}")
     if reasons is None:
-        return LeftOutRule(action, REASONS)
+        return LeftOutRule(action, IGNORED)
     try:
         # The characters of a lone text are no reasons either.
-        return LeftOutRule(action, frozenset(Reason(reason) for reason in reasons))
+        return LeftOutRule(action, frozenset(Reason) - {Reason(reason) for reason in reasons})
     except (TypeError, ValueError) as error:
         raise InvalidRequest(
             f"reasons must be a collection of {', '.join(Reason)}, not {reasons!r}"

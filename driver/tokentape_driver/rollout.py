@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args, overload
 from tokentape_contracts import limits
 from tokentape_contracts.errors import DeadlineExceeded, InvalidRequest
 from tokentape_contracts.samples import Status
-from tokentape_driver.client import TokentapeClient
+from tokentape_driver.client import AlteredAnswer, TokentapeClient
 from tokentape_driver.errors import CollectTimeout, ContractMismatch, TransportError
 from tokentape_driver.left_out import OnLeftOut, left_out_rule
 from tokentape_driver.sample import (
@@ -53,6 +53,8 @@ async def rollout(
     deadline_s: float = limits.DRIVER_COLLECT_S,
     labels: Mapping[str, Any] | None = None,
     pins: Mapping[str, Any] | None = None,
+    matcher: str | None = None,
+    altered_answer: AlteredAnswer | None = None,
     on_agent_error: OnAgentError = "failed",
     on_left_out: OnLeftOut = "warn",
     reasons: Collection[str] | None = None,
@@ -70,6 +72,8 @@ async def rollout(
     deadline_s: float = limits.DRIVER_COLLECT_S,
     labels: Mapping[str, Any] | None = None,
     pins: Mapping[str, Any] | None = None,
+    matcher: str | None = None,
+    altered_answer: AlteredAnswer | None = None,
     on_agent_error: OnAgentError = "failed",
     on_left_out: OnLeftOut = "warn",
     reasons: Collection[str] | None = None,
@@ -87,6 +91,8 @@ async def rollout(
     deadline_s: float = limits.DRIVER_COLLECT_S,
     labels: Mapping[str, Any] | None = None,
     pins: Mapping[str, Any] | None = None,
+    matcher: str | None = None,
+    altered_answer: AlteredAnswer | None = None,
     on_agent_error: OnAgentError = "failed",
     on_left_out: OnLeftOut = "warn",
     reasons: Collection[str] | None = None,
@@ -103,6 +109,8 @@ async def rollout(
     deadline_s: float = limits.DRIVER_COLLECT_S,
     labels: Mapping[str, Any] | None = None,
     pins: Mapping[str, Any] | None = None,
+    matcher: str | None = None,
+    altered_answer: AlteredAnswer | None = None,
     on_agent_error: OnAgentError = "failed",
     on_left_out: OnLeftOut = "warn",
     reasons: Collection[str] | None = None,
@@ -127,7 +135,7 @@ async def rollout(
         sample: not changed by this function.
         max_seq_len: longest sample in tokens, prompt included.
         deadline_s: of the collect; the agent's own time is not limited.
-        labels, pins: as in `TokentapeClient.open_session`.
+        labels, pins, matcher, altered_answer: as in `TokentapeClient.open_session`.
         on_agent_error: what an exception of the agent does to the samples, all siblings alike. `failed` sets
             that status, `keep` leaves the server's, which is `completed` if the last turn was; what is
             `aborted` stays so. `raise` deletes the session and lets the exception through.
@@ -149,7 +157,9 @@ async def rollout(
         own_status(sample, Status.FAILED)
     rule = left_out_rule(on_left_out, reasons)
     samples_body(max_seq_len, deadline_s)
-    session = await client.open_session(mode, labels=labels, pins=pins)
+    session = await client.open_session(
+        mode, labels=labels, pins=pins, matcher=matcher, altered_answer=altered_answer
+    )
     try:
         metadata, agent_error = await _run(agent, session, sample, on_agent_error)
         tool_time_s = _tool_time(metadata)
@@ -168,7 +178,7 @@ async def rollout(
         max_seq_len=max_seq_len,
         metadata=metadata,
         deadline_s=deadline_s,
-        on_left_out=rule.action,
+        on_left_out=on_left_out,
         reasons=rule.reasons,
     )
     results, abort_reason = await _collect(collecting, session, sample)

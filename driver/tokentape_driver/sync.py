@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 import httpx
 
 from tokentape_contracts import limits
-from tokentape_driver.client import TokentapeClient
+from tokentape_driver.client import AlteredAnswer, TokentapeClient
 from tokentape_driver.left_out import OnLeftOut
 from tokentape_driver.rollout import Agent, Mode, rollout
 from tokentape_driver.sample import S
@@ -50,9 +50,14 @@ class SyncClient:
         labels: Mapping[str, Any] | None = None,
         pins: Mapping[str, Any] | None = None,
         matcher: str | None = None,
+        altered_answer: AlteredAnswer | None = None,
     ) -> Session:
         """See `TokentapeClient.open_session`. The session is a handle for this client's methods."""
-        return self.run(self._client.open_session(mode, labels=labels, pins=pins, matcher=matcher))
+        return self.run(
+            self._client.open_session(
+                mode, labels=labels, pins=pins, matcher=matcher, altered_answer=altered_answer
+            )
+        )
 
     def collect_samples(
         self,

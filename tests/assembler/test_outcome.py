@@ -16,6 +16,7 @@ from tokentape_assembler.counts import Counts
 from tokentape_assembler.outcome import MISMATCHES, outcome_of
 from tokentape_contracts.accounting import Accounting, LeftOut, Reason
 from tokentape_contracts.errors import (
+    HookFailed,
     InternalError,
     PrefixBroken,
     ReplayBroken,
@@ -279,6 +280,20 @@ async def test_a_sum_that_is_not_right_is_a_defect(monkeypatch: pytest.MonkeyPat
     store = MemoryStore()
     with pytest.raises(InternalError, match="tokens were sampled"):
         await outcome_of(job(await record(store, turns=1)), store, _decode)
+
+
+async def test_a_hook_that_leaves_no_json_is_refused() -> None:
+    """A reward of NaN would come back as none: that is the hook's fault and no defect of ours."""
+
+    def finish(samples: Sequence[LeafSample], metadata: object) -> None:
+        samples[0].sample.reward = float("nan")
+
+    store = MemoryStore()
+    await store.open(SID, opened(mode="tree"))
+    await store.append(SID, 1, replace(turn(1, 0, [1, 2], [3, 4]), parent=0))
+    result = await outcome_of(job(turn_id(1)), store, _decode, Hooks(DEFAULT_HOOKS.pick, finish))
+    assert isinstance(result.error, HookFailed)
+    assert "reward of sample 0 holds nan" in result.error.detail
 
 
 @pytest.mark.parametrize(

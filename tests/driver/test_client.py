@@ -38,11 +38,21 @@ async def test_open_sends_what_was_given() -> None:
     server = FakeServer()
     async with TokentapeClient(BASE_URL, token="t0p", transport=server.transport) as client:
         await client.open_session()
-        await client.open_session("linear", labels={"run": 7}, pins={"temperature": 1.0}, matcher="strict")
+        await client.open_session(
+            "linear",
+            labels={"run": 7},
+            pins={"temperature": 1.0},
+            matcher="strict",
+            altered_answer="keep",
+        )
     assert server.requests[0].content == b"{}"
     opened = OpenRequest.parse(server.requests[1].content, matchers=("strict",))
     assert opened == OpenRequest(
-        mode="linear", matcher="strict", labels={"run": 7}, pins={"temperature": 1.0}
+        mode="linear",
+        matcher="strict",
+        altered_answer="keep",
+        labels={"run": 7},
+        pins={"temperature": 1.0},
     )
     assert server.requests[1].headers["Authorization"] == "Bearer t0p"
 

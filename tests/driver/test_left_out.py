@@ -244,3 +244,10 @@ def test_the_error_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (type(copy), str(copy), vars(copy)) == (TokensLeftOut, "d", vars(error))
     assert copy.accounting == SOME
+
+
+async def test_a_newer_servers_reason_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody asked to ignore a reason that this version does not know, whatever reasons were named."""
+    server = server_of(Accounting(1, 3, 1, [LeftOut(1, 2, "evaporated")]))
+    await collect(server, reasons=[])
+    assert "turn 1 (2, evaporated)" in caplog.text

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.driver.fake import BASE_URL, TOKENS, FakeServer, TrainerSample, hang, payload, reply_of
@@ -60,14 +61,20 @@ async def test_an_episode() -> None:
         seen.extend([base_url, sample])
         return {"answer": "4"}
 
-    result = await play(server, agent, given, max_seq_len=7, labels={"run": 1}, pins={"temperature": 1})
+    opening = {
+        "labels": {"run": 1},
+        "pins": {"temperature": 1},
+        "matcher": "strict",
+        "altered_answer": "keep",
+    }
+    result = await play(server, agent, given, max_seq_len=7, **opening)
     assert seen == [f"{BASE_URL}/sessions/s1/v1", given]
     assert seen[1] is given
     assert (result.index, result.tokens, result.status) == (3, TOKENS, TrainerSample.Status.TRUNCATED)
     assert (result.metadata["task"], result.metadata["answer"]) == ("t", "4")
     assert given.metadata == {"task": "t"}
     assert server.calls == ONE_OF_EACH
-    assert server.requests[0].content == b'{"mode":"linear","labels":{"run":1},"pins":{"temperature":1}}'
+    assert orjson.loads(server.requests[0].content) == {"mode": "linear", **opening}
     assert b'"max_seq_len":7' in server.posted.content
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokentape_core.domain.tree import Leaf, LeafSample
+from tokentape_core.domain.tree import Leaf, LeafSample, train_once
 
 NOT_A_FUNCTION = 1
 
@@ -30,6 +30,7 @@ def everything(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
 
 
 def rank(samples: Sequence[LeafSample], metadata: Mapping[str, Any]) -> None:
+    train_once(samples, metadata)
     for number, item in enumerate(samples):
         item.sample.reward = float(number)
         item.sample.metadata["from_agent"] = dict(metadata)

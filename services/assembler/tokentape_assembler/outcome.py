@@ -21,7 +21,7 @@ from tokentape_contracts.errors import (
 )
 from tokentape_contracts.events import SEALED_ID
 from tokentape_contracts.jobs import AssembleJob, JobResult
-from tokentape_contracts.samples import encode_samples
+from tokentape_contracts.samples import MalformedSamples, encode_samples
 from tokentape_core.comparison import comparison
 from tokentape_core.domain.assemble import Assembly, assemble, replay_turns
 from tokentape_core.domain.path import Decode
@@ -96,11 +96,9 @@ async def outcome_of(
         )
         _ensure_accounted(state, assembly)
         lap("assemble")
+        payload = _encoded(assembly, state, job.contract)
     except REFUSALS as error:
         return Assembled(b"", "", timing_ms, error, counts=Counts(lost=lost))
-    payload = encode_samples(
-        assembly.samples, assembly.session_metadata, assembly.empty_reason, contract=job.contract
-    )
     digest = hashlib.sha256(payload).hexdigest()
     lap("encode")
     counts = _counts(state, assembly)
@@ -125,6 +123,22 @@ def _ensure_accounted(state: SessionState, assembly: Assembly) -> None:
         raise InternalError(
             f"{sampled} tokens were sampled, {trained} are trained and {left_out} named as left out"
         )
+
+
+def _encoded(assembly: Assembly, state: SessionState, contract: int) -> bytes:
+    """The payload.
+
+    Raises:
+        HookFailed: a tree's samples cannot be carried; ours can, so that is what the hook made of them.
+    """
+    try:
+        return encode_samples(
+            assembly.samples, assembly.session_metadata, assembly.empty_reason, contract=contract
+        )
+    except MalformedSamples as error:
+        if state.opened.mode != "tree":
+            raise
+        raise HookFailed(f"the finish hook left what a sample cannot hold: {error}") from error
 
 
 def _whole(state: SessionState | None, tail: str) -> SessionState:
