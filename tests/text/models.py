@@ -102,7 +102,7 @@ def sentencepiece(style: str) -> PreTrainedTokenizerFast:
     (`llama-2`, `metaspace`), at the start of a text only (`mistral`), or nowhere (`gemma`).
     """
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
-    tokens += sorted(set("".join(_WORDS)) | set("[]/INST"))
+    tokens += sorted(set("".join(_WORDS)) | set("[]/INST<>"))
     merges = []
     for word in _WORDS:
         start = "▁"

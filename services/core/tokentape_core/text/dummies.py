@@ -10,10 +10,13 @@ from typing import Final
 from tokentape_core.text.errors import RenderError
 from tokentape_core.text.messages import ArgumentsForm, Message
 
-__all__ = ["OPENING", "PROBES", "SENTINELS", "Probe", "dummy_assistant", "kind_of"]
+__all__ = ["OPENING", "OTHER", "PROBES", "SENTINELS", "Probe", "dummy_assistant", "kind_of"]
 
 SENTINELS: Final = tuple(f"tokentape-sentinel-{i}" for i in range(8))
 """One of these stands for the assistant's text: the first that no message contains."""
+
+OTHER: Final = "tokentape-other"
+"""A content that no message has."""
 
 OPENING: Final[tuple[Message, ...]] = (
     {"role": "system", "content": "system"},
@@ -45,11 +48,13 @@ def kind_of(message: Message, role: str) -> str:
 CALLING: Final = "assistant with tool calls"
 
 PROBES: Final[Mapping[str, tuple[Probe, ...]]] = {
-    "tool": (Probe(_CALLING, (_RESULT,), (_CALLING, _RESULT)),),
+    "tool": tuple(
+        Probe(_CALLING, (_RESULT, *after), (_CALLING, _RESULT, *after)) for after in ((), (_USER,))
+    ),
     "user": (Probe(_ANSWER, (_USER,), (_ANSWER, _USER)),),
     "assistant": tuple(
         Probe(_ANSWER, following, (_ANSWER, *following, *earlier))
-        for following in ((_REASONED,), (_ANSWER, _USER))
+        for following in ((_REASONED,), (_ANSWER, _USER), (_USER, _ANSWER))
         for earlier in ((), (_USER,), (_USER, _CALLING, _RESULT, _REASONED, _USER))
     ),
     CALLING: tuple(

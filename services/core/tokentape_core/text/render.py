@@ -8,35 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import jinja2
 import numpy as np
 import numpy.typing as npt
 
 from tokentape_core.text.boundary import Boundary
-from tokentape_core.text.dummies import OPENING, PROBES, SENTINELS, Probe, dummy_assistant, kind_of
-from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError
-from tokentape_core.text.families import Family
-from tokentape_core.text.messages import Message, template_messages, template_role
+from tokentape_core.text.continuation import Continuation
+from tokentape_core.text.errors import NotAppendable, RenderError
+from tokentape_core.text.families import FAMILIES, Family
+from tokentape_core.text.literal import AS_TEMPLATE
+from tokentape_core.text.messages import Message, template_role
 from tokentape_core.text.segments import Segments, Splitter
+from tokentape_core.text.template import Request, Template
 from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_core.text.tools import AS_SENT, Tool
 
 __all__ = ["ChatRenderer", "NotAppendable", "Prompt", "RenderError"]
 
 _Ids = npt.NDArray[np.int32]
-_Tools = Sequence[Mapping[str, object]]
 
 _NO_KWARGS: Mapping[str, object] = MappingProxyType({})
-
-# A template is somebody else's program: this is what its expressions raise on input that it did not expect.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,15 +35,6 @@ class Prompt:
 
     keep: int
     suffix: _Ids
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What a prompt depends on besides its messages."""
-
-    tools: _Tools | None = None
-    template_kwargs: Mapping[str, object] | None = None
-    opened_at: float = 0.0
 
 
 class ChatRenderer:
@@ -68,24 +49,38 @@ class ChatRenderer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, family: Family, template_kwargs: Mapping[str, object] = _NO_KWARGS
+        self,
+        tokenizer: Tokenizer,
+        family: Family,
+        template_kwargs: Mapping[str, object] = _NO_KWARGS,
+        *,
+        tools_form: str = AS_SENT,
+        special_tokens_in_text: str = AS_TEMPLATE,
     ) -> None:
         """`template_kwargs` go to the template with every call (for example `enable_thinking`).
 
+        `tools_form` is one of `TOOLS_FORMS`, `special_tokens_in_text` one of `SPECIAL_TOKENS_IN_TEXT`.
         Raises `TokenizerError` if the tokenizer lacks a valid template or the family's boundary token,
         `RenderError` for a template argument that no template can have.
         """
-        if not tokenizer.has_template:
-            raise TokenizerError("the tokenizer has no chat template: give one as a Jinja file")
         self._tokenizer = tokenizer
         self._family = family
-        self._kwargs = MappingProxyType(self._checked(dict(template_kwargs)))
-        self._knows_developer = any(_names_developer(source) for source in tokenizer.templates)
+        self._template = Template(
+            tokenizer,
+            family,
+            template_kwargs,
+            tools_form=tools_form,
+            special_tokens_in_text=special_tokens_in_text,
+        )
         self._boundary = Boundary(tokenizer, family)
         self._splitter = Splitter(tokenizer, self._boundary)
-        self._refusal = self._try_template()
-        self._refused_kinds = self._kinds_that_depend_on_history()
-        self._fingerprint = self._digest()
+        self._continuation = Continuation(self._template, self._boundary, family.arguments)
+        self._fingerprint = self._digest(
+            {
+                "tools_form": (tools_form, AS_SENT),
+                "special_tokens_in_text": (special_tokens_in_text, AS_TEMPLATE),
+            }
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -94,13 +89,13 @@ class ChatRenderer:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change if the tokenizer, its template, the family or `template_kwargs` do."""
+        """16 hex digits that change with the tokenizer, its template, the family and all other arguments."""
         return self._fingerprint
 
     @property
     def template_kwargs(self) -> Mapping[str, object]:
         """The template arguments of every call that does not say otherwise; read-only."""
-        return self._kwargs
+        return self._template.kwargs
 
     @property
     def family(self) -> Family:
@@ -131,7 +126,7 @@ class ChatRenderer:
         self,
         messages: Sequence[Message],
         *,
-        tools: _Tools | None = None,
+        tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         opened_at: float = 0.0,
     ) -> _Ids:
@@ -140,36 +135,37 @@ class ChatRenderer:
         `template_kwargs` win over those of the renderer. A message that spells a special token yields that
         token, as in an engine that applies the template itself. Raises `RenderError`.
         """
-        request = _Request(tools, template_kwargs, opened_at)
-        return self._encode(self._apply(self._convert(messages), request))
+        converted, request = self._request(messages, tools, template_kwargs, opened_at)
+        return self._template.encode(self._template.write(converted, request), request)
 
     def render_text(
         self,
         messages: Sequence[Message],
         *,
-        tools: _Tools | None = None,
+        tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         generation_prompt: bool = True,
         opened_at: float = 0.0,
     ) -> str:
         """As `render`, but not yet tokenised, with or without the generation prompt. Raises `RenderError`."""
-        request = _Request(tools, template_kwargs, opened_at)
-        return self._apply(self._convert(messages), request, generation_prompt)
+        converted, request = self._request(messages, tools, template_kwargs, opened_at)
+        text = self._template.write(converted, request, generation_prompt=generation_prompt)
+        return text.replace(request.mark, "") if request.mark else text
 
     def segments(
         self,
         messages: Sequence[Message],
         *,
-        tools: _Tools | None = None,
+        tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         opened_at: float = 0.0,
     ) -> Segments:
         """What `render` would give without generation prompt, cut at its special tokens, as text."""
-        request = _Request(tools, template_kwargs, opened_at)
-        text = self._apply(self._convert(messages), request, False)
+        converted, request = self._request(messages, tools, template_kwargs, opened_at)
+        text = self._template.write(converted, request, generation_prompt=False)
         if self._tokenizer.is_byte_level:
-            return self._splitter.of_text(text)
-        return self._splitter.of_ids(self._encode(text))[0]
+            return self._splitter.of_text(text, request.mark)
+        return self._splitter.of_ids(self._template.encode(text, request))[0]
 
     def extend(
         self,
@@ -177,7 +173,7 @@ class ChatRenderer:
         assistant: Message,
         new_messages: Sequence[Message],
         *,
-        tools: _Tools | None = None,
+        tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         opened_at: float = 0.0,
     ) -> Prompt:
@@ -197,18 +193,21 @@ class ChatRenderer:
         assistant's turn or does not take another assistant's message there, and where the template's text
         depends on turns before that one; `RenderError` for messages that cannot be rendered.
         """
-        if self._refusal is not None:
-            raise NotAppendable(self._refusal)
+        if self._continuation.refusal is not None:
+            raise NotAppendable(self._continuation.refusal)
         self._check_roles(new_messages)
-        new = self._convert(new_messages)
+        new = self._template.convert(new_messages)
+        request = self._template.request(
+            assistant, *new, tools=tools, template_kwargs=template_kwargs, opened_at=opened_at
+        )
         try:
-            text = self._render_after_turn(assistant, new, _Request(tools, template_kwargs, opened_at))
+            text = self._continuation.write(assistant, new, request)
         except RenderError as error:
             if any(message["role"] == "assistant" for message in new):
                 raise NotAppendable(f"an assistant's message cannot be written here: {error}") from error
             raise
         # The boundary token is tokenised with the rest: a vocabulary may let it swallow the spaces after it.
-        following = self._encode(text)
+        following = self._template.encode(text, request)
         if not self._boundary.at_start(following):
             raise NotAppendable(f"the tokenizer does not read {self._boundary.names} as one token")
         keep, suffix = self._boundary.join(parent_tokens, following)
@@ -219,7 +218,7 @@ class ChatRenderer:
         history: Sequence[Message],
         assistant: Message,
         *,
-        tools: _Tools | None = None,
+        tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         opened_at: float = 0.0,
     ) -> _Ids:
@@ -228,24 +227,29 @@ class ChatRenderer:
         Where the template does not go on from its own generation prompt, that is what it writes after the
         tokens of the prompt that it keeps. Raises `RenderError`.
         """
-        request = _Request(tools, template_kwargs, opened_at)
-        before = self._apply(self._convert(history), request)
-        after = self._boundary.sampled(self._apply(self._convert([*history, assistant]), request, False))
+        converted, request = self._request([*history, assistant], tools, template_kwargs, opened_at)
+        before = self._template.write(converted[:-1], request)
+        after = self._boundary.sampled(self._template.write(converted, request, generation_prompt=False))
         # Other vocabularies than byte-level ones may put a space before what is tokenised on its own.
         if after.startswith(before) and self._tokenizer.is_byte_level:
-            return self._encode(after[len(before) :])
-        prompt, turn = self._encode(before), self._encode(after)
+            return self._template.encode(after[len(before) :], request)
+        prompt, turn = self._template.encode(before, request), self._template.encode(after, request)
         shared = min(len(prompt), len(turn))
         different = np.flatnonzero(prompt[:shared] != turn[:shared])
         return turn[int(different[0]) if different.size else shared :]
 
-    def _convert(self, messages: Sequence[Message]) -> list[dict[str, object]]:
-        return template_messages(
-            messages,
-            arguments=self._family.arguments,
-            extra_roles=self.append_roles,
-            knows_developer=self._knows_developer,
+    def _request(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        template_kwargs: Mapping[str, object] | None,
+        opened_at: float,
+    ) -> tuple[list[dict[str, object]], Request]:
+        converted = self._template.convert(messages)
+        request = self._template.request(
+            *converted, tools=tools, template_kwargs=template_kwargs, opened_at=opened_at
         )
+        return converted, request
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -257,96 +261,18 @@ class ChatRenderer:
                     f"a message with role {given!r} cannot follow a recorded turn of family "
                     f"{self._family.name}; allowed: {', '.join(sorted(self.append_roles))}"
                 )
-            kind = kind_of(message, role)
-            if kind in self._refused_kinds:
-                raise NotAppendable(
-                    f"what the template writes for a message with role {given!r} depends on the turns before"
-                )
+            reason = self._continuation.reason_against(message, role)
+            if reason is not None:
+                raise NotAppendable(f"a message with role {given!r} cannot follow a recorded turn: {reason}")
 
-    def _render_after_turn(
-        self,
-        assistant: Message,
-        new: Sequence[Message],
-        request: _Request,
-        earlier: Sequence[Message] = (),
-    ) -> str:
-        """What the template writes from the end of an assistant's turn on, boundary token included.
-
-        Rendered after a dummy history: neither the length of the real one nor the special treatment that some
-        templates give to a *last* assistant message has any influence.
-        """
-        for sentinel in SENTINELS:
-            turn = dummy_assistant(assistant, sentinel, self._family.arguments)
-            text = self._apply([*OPENING, *earlier, turn, *new], request)
-            if text.count(sentinel) == 1:
-                break
-        else:
-            raise NotAppendable("the template does not write an assistant's message exactly once")
-        end = self._boundary.find(text, text.index(sentinel) + len(sentinel))
-        if end is None:
-            raise NotAppendable(f"the template does not end an assistant's turn with {self._boundary.names}")
-        return text[end:]
-
-    def _apply(self, messages: Sequence[Message], request: _Request, generation_prompt: bool = True) -> str:
-        kwargs = self._checked({**self._kwargs, **(request.template_kwargs or {})})
-        try:
-            return self._tokenizer.apply_template(
-                messages,
-                # Some templates tell an empty list of tools from none; requests do not.
-                tools=request.tools or None,
-                template_kwargs=kwargs,
-                generation_prompt=generation_prompt,
-                opened_at=request.opened_at,
-            )
-        except _TEMPLATE_ERRORS as error:
-            raise RenderError(f"the chat template refused the messages: {error}") from error
-
-    def _checked(self, template_kwargs: dict[str, object]) -> dict[str, object]:
-        reserved = sorted(self._tokenizer.reserved_kwargs & set(template_kwargs))
-        if reserved:
-            raise RenderError(f"template arguments may not be named {', '.join(reserved)}")
-        return template_kwargs
-
-    def _encode(self, text: str) -> _Ids:
-        try:
-            return np.array(self._tokenizer.encode(text), dtype=np.int32)
-        except ValueError as error:
-            raise RenderError(f"the messages cannot be tokenised: {error}") from error
-
-    def _try_template(self) -> str | None:
-        """Compile the template; say why it cannot extend any turn, or None if it can."""
-        try:
-            self._render_after_turn({}, (), _Request())
-        except NotAppendable as error:
-            return str(error)
-        except RenderError as error:
-            if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
-                raise TokenizerError(f"the chat template is not valid: {error.__cause__}") from error
-            return f"the template refuses a system, a user and an assistant message in a row: {error}"
-        return None
-
-    def _kinds_that_depend_on_history(self) -> frozenset[str]:
-        """The kinds of message for which the template writes something else if there were such turns before.
-
-        A template that counts tool calls over the whole conversation is one: after a dummy history it would
-        write a wrong number.
-        """
-        return frozenset(
-            kind for kind, probes in PROBES.items() if any(map(self._depends_on_history, probes))
-        )
-
-    def _depends_on_history(self, probe: Probe) -> bool:
-        following, earlier = self._convert(probe.following), self._convert(probe.earlier)
-        try:
-            first = self._render_after_turn(probe.turn, following, _Request())
-            return first != self._render_after_turn(probe.turn, following, _Request(), earlier)
-        except (NotAppendable, RenderError):
-            return False  # `extend` meets the same refusal, and has the reason
-
-    def _digest(self) -> str:
-        parts = [self._tokenizer.fingerprint, self._family.name, dict(self._kwargs)]
+    def _digest(self, options: Mapping[str, tuple[str, str]]) -> str:
+        """Over what makes the ids; `options` holds each value and the default, which adds nothing."""
+        parts: list[object] = [self._tokenizer.fingerprint, self._family.name, dict(self._template.kwargs)]
+        others: dict[str, object] = {
+            name: value for name, (value, default) in options.items() if value != default
+        }
+        if self._family != FAMILIES.get(self._family.name):
+            others["end_tokens"] = self._family.end_tokens
+        if others:
+            parts.append(others)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _names_developer(template: str) -> bool:
-    return "'developer'" in template or '"developer"' in template

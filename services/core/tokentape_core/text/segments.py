@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tokentape_core.text.boundary import Boundary
+from tokentape_core.text.patterns import any_of
 from tokentape_core.text.tokenizer import Tokenizer
 
 __all__ = ["Segments", "Splitter"]
@@ -46,7 +46,7 @@ class Splitter:
         self._names = {token_id: spelling for spelling, token_id in spellings.items()}
         self._is_special = np.zeros(max(self._names, default=-1) + 2, dtype=bool)
         self._is_special[list(self._names)] = True
-        self._pattern = re.compile(f"({_any_of(spellings)})") if spellings else None
+        self._pattern = re.compile(f"({any_of(spellings)})") if spellings else None
 
     def of_ids(self, ids: npt.NDArray[np.integer]) -> tuple[Segments, npt.NDArray[np.intp]]:
         """The segments of `ids` (shape [T]), and the positions of the special tokens in them."""
@@ -59,33 +59,11 @@ class Splitter:
         """How many special tokens there are in `ids` (shape [T])."""
         return int(np.count_nonzero(self._is_special.take(ids, mode="clip")))
 
-    def of_text(self, text: str) -> Segments:
-        """The segments that tokenising `text` would give, without doing so: for byte-level vocabularies."""
+    def of_text(self, text: str, mark: str = "") -> Segments:
+        """The segments that tokenising `text` would give, without doing so: for byte-level vocabularies.
+
+        `mark` is taken out of them; a special token that it breaks is text (`LiteralEncoder`).
+        """
         parts = self._pattern.split(text) if self._pattern else [text]
-        return Segments(parts[1::2], parts[::2])
-
-
-def _any_of(words: Iterable[str]) -> str:
-    """A pattern for the longest of `words`, grouped by what they begin with.
-
-    Vocabularies have hundreds of special tokens that all begin alike: tried one by one at every `<` of a
-    text, they would cost more than everything else.
-    """
-    rest: dict[str, list[str]] = {}
-    for word in sorted(filter(None, set(words))):
-        rest.setdefault(word[0], []).append(word[1:])
-    return "|".join(re.escape(first) + _tail(tails) for first, tails in rest.items())
-
-
-def _tail(words: Sequence[str]) -> str:
-    shared = _common_start(words)
-    words = [word[len(shared) :] for word in words]
-    optional = "?" if "" in words else ""
-    inner = _any_of(words)
-    return re.escape(shared) + (f"(?:{inner}){optional}" if inner else "")
-
-
-def _common_start(words: Sequence[str]) -> str:
-    low, high = min(words), max(words)
-    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
-    return low[:same]
+        texts = [text.replace(mark, "") for text in parts[::2]] if mark else parts[::2]
+        return Segments(parts[1::2], texts)

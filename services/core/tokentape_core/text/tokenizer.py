@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 
 from tokentape_core.text import clock
@@ -176,16 +178,18 @@ class Tokenizer:
         ends = [*cuts, len(ids)]
         return [self.decode(ids[start:end]) for start, end in zip(starts, ends, strict=True)]
 
-    def added_tokens(self) -> dict[str, int]:
-        """The spelling and id of every token that is found whole in a text: special ones and tags."""
-        return {
-            token.content: token_id for token_id, token in self._backend.get_added_tokens_decoder().items()
-        }
+    def added_tokens(self) -> Mapping[int, AddedToken]:
+        """By id, every token that is found whole in a text: special ones and tags."""
+        found: Mapping[int, AddedToken] = self._backend.get_added_tokens_decoder()
+        return found
 
     def special_tokens(self) -> dict[str, int]:
         """The spelling and id of every token that the tokenizer itself calls special."""
-        found = self._backend.get_added_tokens_decoder().items()
-        return {token.content: token_id for token_id, token in found if token.special}
+        return {token.content: token_id for token_id, token in self.added_tokens().items() if token.special}
+
+    def copy_of_backend(self) -> Backend:
+        """What the library encodes with, for whoever needs to encode in another way. Takes a second."""
+        return Backend.from_str(self._backend.to_str())
 
     def apply_template(
         self,

@@ -1,0 +1,113 @@
+"""From settings to a renderer: all that decides which ids a conversation has, as every process is told it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokentape_core.text.errors import RenderError, TokenizerError
+from tokentape_core.text.families import Family, get_family
+from tokentape_core.text.literal import AS_TEMPLATE, SPECIAL_TOKENS_IN_TEXT
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_core.text.tools import AS_SENT, TOOLS_FORMS
+
+__all__ = ["TextSettings", "load_renderer", "load_tokenizer", "renderer_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSettings:
+    """What a renderer is made from. Processes with equal settings give equal ids.
+
+    Attributes:
+        tokenizer: directory or name of the model's tokenizer.
+        chat_template: a Jinja file that replaces the tokenizer's own chat template.
+        family: the model family, whose boundary rules apply.
+        template_kwargs: template arguments of every prompt that does not say otherwise.
+        tools_form: in which form the template gets tools, one of `TOOLS_FORMS`.
+        end_tokens: spellings of the tokens that end a turn, for a model without a family of its own.
+        special_tokens_in_text: what becomes of a special token that a message spells, one of
+            `SPECIAL_TOKENS_IN_TEXT`.
+
+    Raises:
+        ValueError: a setting has no such value, or does not fit another.
+    """
+
+    tokenizer: str
+    chat_template: Path | None = None
+    family: str = "default"
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    tools_form: str = AS_SENT
+    end_tokens: tuple[str, ...] = ()
+    special_tokens_in_text: str = AS_TEMPLATE
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("tools_form", tuple(TOOLS_FORMS)),
+            ("special_tokens_in_text", SPECIAL_TOKENS_IN_TEXT),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if self.end_tokens and self.family != "default":
+            raise ValueError(
+                f"end-tokens are for models without a family: {self.family} has its own. Use family default"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings for another process, as `from_json` reads them."""
+        return {
+            "tokenizer": self.tokenizer,
+            "chat_template": str(self.chat_template) if self.chat_template else None,
+            "family": self.family,
+            "template_kwargs": dict(self.template_kwargs),
+            "tools_form": self.tools_form,
+            "end_tokens": list(self.end_tokens),
+            "special_tokens_in_text": self.special_tokens_in_text,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TextSettings:
+        """The settings that another process gave. Raises `TypeError` for other keys than `to_json` writes."""
+        path = values["chat_template"]
+        return cls(
+            **{
+                **values,
+                "chat_template": Path(path) if path else None,
+                "end_tokens": tuple(values["end_tokens"]),
+            }
+        )
+
+
+def load_renderer(settings: TextSettings) -> ChatRenderer:
+    """Loads the tokenizer and its chat template. Takes seconds.
+
+    Raises `TokenizerError`, which says what to do.
+    """
+    return renderer_of(load_tokenizer(settings), settings)
+
+
+def load_tokenizer(settings: TextSettings) -> Tokenizer:
+    """Loads the tokenizer, which need not have a chat template. Takes seconds. Raises `TokenizerError`."""
+    return Tokenizer.load(settings.tokenizer, chat_template=settings.chat_template)
+
+
+def renderer_of(tokenizer: Tokenizer, settings: TextSettings) -> ChatRenderer:
+    """The renderer of a loaded tokenizer. Raises `TokenizerError`."""
+    try:
+        return ChatRenderer(
+            tokenizer,
+            _family(settings),
+            settings.template_kwargs,
+            tools_form=settings.tools_form,
+            special_tokens_in_text=settings.special_tokens_in_text,
+        )
+    except RenderError as error:
+        raise TokenizerError(str(error)) from error
+
+
+def _family(settings: TextSettings) -> Family:
+    family = get_family(settings.family)
+    return replace(family, end_tokens=settings.end_tokens) if settings.end_tokens else family
