@@ -1,5 +1,6 @@
 """The audit entry that a child writes with each result."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.loading import LoadError
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.errors import TokenizerError
+from tokentape_core.text.load import TextSettings
 
 
 def _text(ids: object) -> str:
@@ -133,15 +135,17 @@ async def test_samples_are_counted(turns: int, samples: int) -> None:
 
 def test_a_toolchain_has_the_names_of_its_parts(tokenizer: Path, tmp_path: Path) -> None:
     """Tokenizer, template and family have fingerprints, so that another one is noticed."""
-    plain = load_toolchain(str(tokenizer))
+    text = TextSettings(tokenizer=str(tokenizer))
+    plain = load_toolchain(text)
     assert plain.renderer is None
     assert plain.by.template is None
     template = tmp_path / "template.jinja"
     template.write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     )
-    one = load_toolchain(str(tokenizer), chat_template=template, finish_hook="tests.support.hooks.rank")
-    two = load_toolchain(str(tokenizer), chat_template=template, family="qwen3")
+    text = replace(text, chat_template=template)
+    one = load_toolchain(text, finish_hook="tests.support.hooks.rank")
+    two = load_toolchain(replace(text, family="qwen3"))
     assert one.by.tokenizer == two.by.tokenizer != plain.by.tokenizer
     assert len({plain.by.template, one.by.template, two.by.template}) == 3
     assert (one.by.pick, one.by.finish) == (plain.by.pick, "tests.support.hooks.rank")
@@ -150,6 +154,6 @@ def test_a_toolchain_has_the_names_of_its_parts(tokenizer: Path, tmp_path: Path)
 def test_a_toolchain_that_cannot_be_loaded(tokenizer: Path) -> None:
     """A missing tokenizer or hook is an error that names it."""
     with pytest.raises(TokenizerError, match="nowhere"):
-        load_toolchain("/nowhere")
+        load_toolchain(TextSettings(tokenizer="/nowhere"))
     with pytest.raises(LoadError, match="missing"):
-        load_toolchain(str(tokenizer), pick_hook="tests.support.hooks.missing")
+        load_toolchain(TextSettings(tokenizer=str(tokenizer)), pick_hook="tests.support.hooks.missing")

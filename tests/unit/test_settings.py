@@ -1,12 +1,17 @@
 """What the command's options accept."""
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from tokentape_api.settings import ApiSettings
+from tokentape_assembler.settings import AssemblerSettings
 from tokentape_cli import options
 from tokentape_cli.main import main
 from tokentape_contracts import limits
+from tokentape_core.text.load import TextSettings
 
 SECRET = "s3cr3t"
 SCHEMES = {"engine-url": "http", "redis-url": "redis", "queue-redis-url": "redis", "archive-url": "ftp"}
@@ -80,3 +85,107 @@ def test_an_engine_url_that_is_none(url: str, reason: str, capsys: pytest.Captur
     error = capsys.readouterr().err
     assert reason in error
     assert SECRET not in error
+
+
+TEXT = {
+    "tokenizer": "t",
+    "chat-template": __file__,
+    "family": "default",
+    "chat-template-kwargs": '{"a": {"b": [1, null]}, "c": "é"}',
+    "tools-form": "sglang-0.5.23",
+    "end-tokens": " <turn|> ,<x>",
+    "special-tokens-in-text": "as-text",
+}
+ENGINE = {"engine-url": "http://e", "redis-url": "redis://r"}
+
+
+def _resolved(given: Mapping[str, str], **environment: str) -> dict[str, options.Setting]:
+    flags = argparse.Namespace(**{name.replace("-", "_"): value for name, value in given.items()})
+    return options.resolve(flags, options.ALL, environment)
+
+
+def test_api_and_worker_make_the_same_of_the_same_options() -> None:
+    """All that decides ids is in both settings, so that their fingerprints are equal."""
+    assert tuple(TEXT) == options.TEXT
+    settings = _resolved(TEXT | ENGINE)
+
+    api, assembler = options.api_settings(settings), options.assembler_settings(settings)
+
+    assert api.text == assembler.text == options.text_settings(settings)
+    assert api.text == TextSettings(
+        tokenizer="t",
+        chat_template=Path(__file__),
+        template_kwargs={"a": {"b": [1, None]}, "c": "é"},
+        tools_form="sglang-0.5.23",
+        end_tokens=("<turn|>", "<x>"),
+        special_tokens_in_text="as-text",
+    )
+
+
+@pytest.mark.parametrize("given", [{}, TEXT, {"pins": '{"temperature": 1.0, "stop": ["a"]}'}])
+def test_a_child_process_gets_the_settings_as_they_are(given: dict[str, str]) -> None:
+    """The variables that `up` gives to its processes spell the values that it has."""
+    settings = _resolved({"tokenizer": "t"} | ENGINE | given)
+
+    variables = options.environment(settings, options.ALL)
+
+    again = _resolved({}, **variables)
+    assert {name: setting.value for name, setting in again.items()} == {
+        name: setting.value for name, setting in settings.items()
+    }
+
+
+def test_settings_have_the_defaults_of_their_options() -> None:
+    """Who makes the settings in Python gets what the command gives."""
+    settings = _resolved({"tokenizer": "t"} | ENGINE)
+
+    assert options.api_settings(settings) == ApiSettings(
+        engine_url="http://e", tokenizer="t", redis_url="redis://r"
+    )
+    assert options.assembler_settings(settings) == AssemblerSettings(tokenizer="t", redis_url="redis://r")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("chat-template-kwargs", "[1]", "must be a JSON object"),
+        ("chat-template-kwargs", "{", "Expecting property name"),
+        ("pins", "1", "must be a JSON object"),
+        ("pins", "[" * 100_000, "nested too deeply"),
+        ("end-tokens", "", "must be words with a comma between them"),
+        ("end-tokens", "<a>,", "must be words with a comma between them"),
+        ("tools-form", "sglang", "must be one of as-sent, sglang-0.5.16, sglang-0.5.23"),
+        ("altered-answer", "drop", "must be one of refuse, keep"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_refused(option: str, value: str, complaint: str) -> None:
+    """With the option's name and what it takes."""
+    with pytest.raises(options.UsageError, match=f"--{option}.*{complaint}"):
+        _resolved({option: value})
+
+
+def test_what_cannot_be_pinned_is_refused_at_the_start() -> None:
+    """A pin that no session could have ends the process, with all that can be pinned."""
+    with pytest.raises(options.UsageError, match="'messages' cannot be pinned; known: frequency_penalty"):
+        options.api_settings(
+            _resolved({"tokenizer": "t", "pins": '{"messages": [], "lora_path": "x"}'} | ENGINE)
+        )
+
+    pinned = options.api_settings(_resolved({"tokenizer": "t", "pins": '{"lora_path": "x"}'} | ENGINE))
+    assert (pinned.pins, pinned.altered_answer) == ({"lora_path": "x"}, "refuse")
+
+
+def test_config_shows_values_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """A JSON object is JSON, and several words have a comma between them; none of them is a dash."""
+    arguments = ["config", "--pins", '{"top_p": 1}', "--end-tokens", "<a>, <b>"]
+    assert main(arguments) == 0
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
+    assert rows["TOKENTAPE_PINS"].startswith('{"top_p": 1} ')
+    assert rows["TOKENTAPE_END_TOKENS"].startswith("<a>,<b> ")
+    assert main(["config"]) == 0
+    assert f"{options.variable('end-tokens')} " in (output := capsys.readouterr().out)
+    assert next(line for line in output.splitlines() if "END_TOKENS" in line).split() == [
+        "TOKENTAPE_END_TOKENS",
+        "-",
+        "default",
+    ]

@@ -14,15 +14,13 @@ from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_core import heap, tracing
 from tokentape_core.store import RedisStore, connect
-from tokentape_core.text.families import get_family
-from tokentape_core.text.render import ChatRenderer
-from tokentape_core.text.tokenizer import Tokenizer
+from tokentape_core.text.load import load_renderer
 from tokentape_core.text.without_torch import without_torch
 
 
 def build(settings: ApiSettings) -> Starlette:
     """The application on real parts. Loads the tokenizer; connects to nothing yet."""
-    tokenizer = Tokenizer.load(settings.tokenizer, chat_template=settings.chat_template)
+    renderer = load_renderer(settings.text)
     client = connect(settings.redis_url)
     return build_app(
         settings,
@@ -30,7 +28,7 @@ def build(settings: ApiSettings) -> Starlette:
             client, retention_s=settings.retention_s, wait_replicas=settings.redis_wait_replicas
         ),
         engine=connect_engine(settings),
-        renderer=ChatRenderer(tokenizer, get_family(settings.family)),
+        renderer=renderer,
         collector=Collector(connect(settings.queue_url), connect(settings.queue_url), client),
         telemetry=Telemetry(tracing.from_environment("tokentape-api")),
     )

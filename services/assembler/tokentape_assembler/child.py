@@ -19,7 +19,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final
@@ -44,6 +43,7 @@ from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.store import RedisStore, connect, redis_errors
+from tokentape_core.text.load import TextSettings
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.without_torch import without_torch
 
@@ -160,9 +160,7 @@ def main() -> None:
 
 def _child(hello: Mapping[str, Any]) -> Child:
     toolchain = load_toolchain(
-        hello["tokenizer"],
-        chat_template=Path(hello["chat_template"]) if hello["chat_template"] else None,
-        family=hello["family"],
+        TextSettings.from_json(hello["text"]),
         pick_hook=hello["pick_hook"],
         finish_hook=hello["finish_hook"],
     )

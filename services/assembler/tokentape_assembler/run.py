@@ -57,9 +57,7 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
     hello = orjson.dumps(
         {
             "redis_url": settings.redis_url,
-            "tokenizer": settings.tokenizer,
-            "chat_template": str(settings.chat_template) if settings.chat_template else None,
-            "family": settings.family,
+            "text": settings.text.to_json(),
             "pick_hook": settings.pick_hook,
             "finish_hook": settings.finish_hook,
         }

@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from tokentape_contracts.audit import AssembledBy
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.loading import load_function
-from tokentape_core.text.families import get_family
+from tokentape_core.text.load import TextSettings, load_tokenizer, renderer_of
 from tokentape_core.text.render import ChatRenderer
-from tokentape_core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +31,7 @@ class Toolchain:
 
 
 def load_toolchain(
-    tokenizer: str,
-    *,
-    chat_template: Path | None = None,
-    family: str = "default",
-    pick_hook: str | None = None,
-    finish_hook: str | None = None,
+    text: TextSettings, *, pick_hook: str | None = None, finish_hook: str | None = None
 ) -> Toolchain:
     """Loads everything; takes seconds.
 
@@ -46,13 +39,13 @@ def load_toolchain(
         TokenizerError: the tokenizer or its template cannot be used.
         LoadError: a hook cannot be used.
     """
-    loaded = Tokenizer.load(tokenizer, chat_template=chat_template)
-    renderer = ChatRenderer(loaded, get_family(family)) if loaded.has_template else None
+    tokenizer = load_tokenizer(text)
+    renderer = renderer_of(tokenizer, text) if tokenizer.has_template else None
     hooks = Hooks(
         load_function(pick_hook) if pick_hook else DEFAULT_HOOKS.pick,
         load_function(finish_hook) if finish_hook else DEFAULT_HOOKS.finish,
     )
-    return Toolchain(loaded.decode, hooks, renderer, assembled_by(hooks, renderer, loaded.fingerprint))
+    return Toolchain(tokenizer.decode, hooks, renderer, assembled_by(hooks, renderer, tokenizer.fingerprint))
 
 
 def assembled_by(hooks: Hooks, renderer: ChatRenderer | None, tokenizer: str = "") -> AssembledBy:

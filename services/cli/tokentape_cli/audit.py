@@ -20,13 +20,14 @@ from tokentape_contracts.samples import SUPPORTED_CONTRACTS, decode_samples
 from tokentape_core.domain.state import turn_id
 from tokentape_core.recording import Recording, RecordingError, load
 from tokentape_core.store import MemoryStore, RedisStore, connect, redis_errors
+from tokentape_core.text.load import TextSettings
 
 if TYPE_CHECKING:
     import redis.asyncio
 
     from tokentape_assembler.toolchain import Toolchain
 
-OPTIONS: Final = ("redis-url", "tokenizer", "chat-template", "family", "pick-hook", "finish-hook")
+OPTIONS: Final = ("redis-url", *options.TEXT, "pick-hook", "finish-hook")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,15 +56,16 @@ def replay(arguments: argparse.Namespace) -> int:
     """
     settings = options.resolve(arguments, OPTIONS)
     options.required(settings, "tokenizer")
-    given = options.values(settings, OPTIONS)
+    text = options.text_settings(settings)
+    hooks = options.values(settings, ("pick-hook", "finish-hook"))
     try:
-        cases = _cases(arguments.session, given.pop("redis_url"))
+        cases = _cases(arguments.session, settings["redis-url"].value)
     except (RecordingError, OSError) as error:
         raise UsageError(f"{arguments.session}: {error}") from error
     except StoreUnavailable as error:
         raise UsageError(error.detail) from error
     tails = [case.tail(arguments.at) for case in cases]
-    toolchain = _toolchain(given)
+    toolchain = _toolchain(text, hooks)
     if arguments.verify:
         lines = [
             asyncio.run(_verify(case, toolchain, tail if arguments.at is not None else None))
@@ -145,7 +147,7 @@ async def _results(client: "redis.asyncio.Redis", recording: Recording) -> dict[
     return results
 
 
-def _toolchain(given: Mapping[str, Any]) -> "Toolchain":
+def _toolchain(text: TextSettings, hooks: Mapping[str, str | None]) -> "Toolchain":
     from tokentape_core.text.without_torch import without_torch
 
     without_torch()
@@ -154,7 +156,7 @@ def _toolchain(given: Mapping[str, Any]) -> "Toolchain":
     from tokentape_core.text.errors import TokenizerError
 
     try:
-        return load_toolchain(**given)
+        return load_toolchain(text, **hooks)
     except (LoadError, TokenizerError) as error:
         raise UsageError(str(error)) from error
 
@@ -224,7 +226,7 @@ def _causes(entry: SamplesAssembled, found: Mapping[str, str], now: AssembledBy)
     differences = {
         "The audit entry was changed: its parameters are not its request's": (entry.request, request),
         "Another tokenizer or chat template": (entry.by.tokenizer, now.tokenizer),
-        "Another tokenizer, chat template or family": (entry.by.template, now.template),
+        "Another tokenizer, chat template or family, or other options of theirs": (entry.by.template, now.template),
         "Another pick hook, which matters in a tree": (entry.by.pick, now.pick),
         "Another finish hook, which matters in a tree": (entry.by.finish, now.finish),
         "Another version of Tokentape": (entry.by.tokentape, now.tokentape),

@@ -10,8 +10,6 @@ from tokentape_cli.options import UsageError
 if TYPE_CHECKING:
     from tokentape_core.text.check import BoundaryCheck
 
-OPTIONS: Final = ("tokenizer", "chat-template", "family")
-
 _DOES: Final = {
     "ok": "",
     "differs": "The recorder extends the recording and keeps its tokens.",
@@ -22,7 +20,7 @@ _DOES: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options, as the API has them."""
-    options.add_options(parser, OPTIONS)
+    options.add_options(parser, options.TEXT)
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -31,22 +29,23 @@ def check(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: the tokenizer cannot be loaded or does not fit the family.
     """
-    settings = options.resolve(arguments, OPTIONS)
+    settings = options.resolve(arguments, options.TEXT)
     options.required(settings, "tokenizer")
+    text = options.text_settings(settings)
     from tokentape_core.text.without_torch import without_torch
 
     without_torch()
-    from tokentape_core.text import ChatRenderer, Tokenizer, TokenizerError, get_family
+    from tokentape_core.text import TokenizerError
     from tokentape_core.text.check import check_boundaries, is_append_only
+    from tokentape_core.text.load import load_renderer
 
-    family = get_family(settings["family"].value)
     try:
-        tokenizer = Tokenizer.load(settings["tokenizer"].value, chat_template=settings["chat-template"].value)
-        renderer = ChatRenderer(tokenizer, family)
+        renderer = load_renderer(text)
     except TokenizerError as error:
         raise UsageError(str(error)) from error
     checks = check_boundaries(renderer)
     append_only = is_append_only(checks)
+    family = renderer.family
     print(f"family {family.name}: {family.notes}")
     if not family.proven:
         print("No test holds a real template of this family against it: trust the lines below.")

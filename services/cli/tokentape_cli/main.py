@@ -97,7 +97,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> int:
     settings = options.resolve(arguments, options.ALL)
     rows = [
-        (options.variable(name), options.masked(setting.value) or "-", setting.source)
+        (options.variable(name), options.masked(options.text(name, setting)) or "-", setting.source)
         for name, setting in settings.items()
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +17,13 @@ from urllib.parse import SplitResult, urlsplit
 from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
 from tokentape_assembler.settings import AssemblerSettings
 from tokentape_contracts import limits
-from tokentape_contracts.http import MODES
+from tokentape_contracts.http import ALTERED_ANSWER, MODES, PIN_FIELDS
 from tokentape_core.addresses import Address, queue_url
 from tokentape_core.domain.match import MATCHERS
 from tokentape_core.text.families import FAMILIES
+from tokentape_core.text.literal import AS_TEMPLATE, SPECIAL_TOKENS_IN_TEXT
+from tokentape_core.text.load import TextSettings
+from tokentape_core.text.tools import AS_SENT, TOOLS_FORMS
 
 PREFIX: Final = "TOKENTAPE_"
 LOG_FORMATS: Final = ("console", "json")
@@ -41,6 +45,7 @@ class Option:
         parse: reads a value; raises ValueError.
         choices: the allowed values.
         metavar: what stands for the value in `--help`.
+        text: writes a value as `parse` reads it.
     """
 
     help: str
@@ -48,6 +53,12 @@ class Option:
     parse: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
     metavar: str = "VALUE"
+    text: Callable[[Any], str] = str
+
+    @property
+    def shown_default(self) -> str:
+        """The default for people; "" for none."""
+        return "" if self.default is None else self.text(self.default)
 
 
 def _file(text: str) -> Path:
@@ -117,6 +128,23 @@ def _queue_redis_url(text: str) -> str:
     return queue_url(_redis_url(text), None)
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ValueError("must be words with a comma between them")
+    return words
+
+
 def _any_url(text: str) -> str:
     if not _split(text).scheme or not text.partition("://")[2]:
         raise ValueError("must be a URL like file:///directory or s3://bucket/directory")
@@ -163,11 +191,56 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "family": Option(
         "the model family, whose boundary rules apply", "default", choices=tuple(FAMILIES), metavar="NAME"
     ),
+    "chat-template-kwargs": Option(
+        'a JSON object of arguments for the chat template (`{"enable_thinking": false}`), in all requests '
+        "that do not say otherwise",
+        {},
+        _json_object,
+        metavar="JSON",
+        text=json.dumps,
+    ),
+    "tools-form": Option(
+        "in which form the chat template gets tools: as the agent sent them, or as the chat endpoint of this "
+        "version of SGLang writes them",
+        AS_SENT,
+        choices=tuple(TOOLS_FORMS),
+        metavar="FORM",
+    ),
+    "end-tokens": Option(
+        "the tokens that end an assistant's turn, with a comma between them; for models without a family "
+        "(`--family default`), in place of the tokenizer's end-of-sequence token",
+        (),
+        _words,
+        metavar="TOKENS",
+        text=",".join,
+    ),
+    "special-tokens-in-text": Option(
+        "what the spelling of a special token in a message becomes: the token, as in an engine that applies "
+        "the template itself, or ordinary text",
+        AS_TEMPLATE,
+        choices=SPECIAL_TOKENS_IN_TEXT,
+        metavar="|".join(SPECIAL_TOKENS_IN_TEXT),
+    ),
+    "pins": Option(
+        'a JSON object of sampling parameters that requests cannot change (`{"temperature": 1.0}`); a '
+        f"session's own pins win. Known: {', '.join(sorted(PIN_FIELDS))}",
+        {},
+        _json_object,
+        metavar="JSON",
+        text=json.dumps,
+    ),
+    "altered-answer": Option(
+        "what a linear session that does not say does with a recorded answer that comes back altered: refuse "
+        "the request with 400, or go on from the recorded one",
+        ALTERED_ANSWER[0],
+        choices=ALTERED_ANSWER,
+        metavar="|".join(ALTERED_ANSWER),
+    ),
     "mode": Option("mode of sessions that name none", MODES[0], choices=MODES, metavar="|".join(MODES)),
     "matcher": Option(
         "how a request's messages are compared with the recorded ones, in sessions that name none: "
         f"{', '.join(MATCHERS)}, or the import path of a function",
-        "loose_tool_call",
+        "equivalent",
         metavar="NAME",
     ),
     "redis-url": Option(
@@ -227,17 +300,27 @@ OPTIONS: Final[Mapping[str, Option]] = {
     ),
 }
 
+TEXT: Final = (
+    "tokenizer",
+    "chat-template",
+    "family",
+    "chat-template-kwargs",
+    "tools-form",
+    "end-tokens",
+    "special-tokens-in-text",
+)
+"""All that decides which ids a conversation has: the same for every process that reads a session."""
 ENGINE: Final = ("engine-url", "engine", "replay", "replay-layers", "indexer-topk")
 API: Final = (
     "host",
     "port",
     *ENGINE,
     "replay-prefix",
-    "tokenizer",
-    "chat-template",
-    "family",
+    *TEXT,
     "mode",
     "matcher",
+    "altered-answer",
+    "pins",
     "redis-url",
     "queue-redis-url",
     "redis-wait-replicas",
@@ -246,9 +329,7 @@ API: Final = (
     "engine-timeout-s",
 )
 ASSEMBLER: Final = (
-    "tokenizer",
-    "chat-template",
-    "family",
+    *TEXT,
     "redis-url",
     "queue-redis-url",
     "workers",
@@ -274,7 +355,7 @@ def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Adds the flags of these options; a flag that is not given leaves None."""
     for name in names:
         option = OPTIONS[name]
-        default = "" if option.default is None else f" (default: {option.default})"
+        default = f" (default: {option.shown_default})" if option.shown_default else ""
         choices = f"; one of {', '.join(option.choices)}" if option.choices else ""
         parser.add_argument(
             f"--{name}", metavar=option.metavar, help=f"{option.help}{choices}{default} [{variable(name)}]"
@@ -361,10 +442,29 @@ def assembler_settings(settings: Mapping[str, Setting]) -> AssemblerSettings:
         raise UsageError(str(error)) from error
 
 
+def text_settings(settings: Mapping[str, Setting]) -> TextSettings:
+    """What renders and tokenises, from the options `TEXT`.
+
+    Raises:
+        UsageError: two options do not fit each other.
+    """
+    given = values(settings, TEXT)
+    given["template_kwargs"] = given.pop("chat_template_kwargs")
+    try:
+        return TextSettings(**given)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def environment(settings: Mapping[str, Setting], names: Iterable[str]) -> dict[str, str]:
     """The variables that give a child process these settings; a command line would show passwords to all."""
-    given = [name for name in names if settings[name].value is not None]
-    return {variable(name): str(settings[name].value) for name in given}
+    given = [name for name in names if settings[name].value not in (None, ())]
+    return {variable(name): text(name, settings[name]) for name in given}
+
+
+def text(name: str, setting: Setting) -> str:
+    """The setting's value as a flag or a variable gives it; "" for none."""
+    return "" if setting.value is None else OPTIONS[name].text(setting.value)
 
 
 def masked(value: Any) -> str:
