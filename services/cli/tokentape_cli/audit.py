@@ -226,7 +226,10 @@ def _causes(entry: SamplesAssembled, found: Mapping[str, str], now: AssembledBy)
     differences = {
         "The audit entry was changed: its parameters are not its request's": (entry.request, request),
         "Another tokenizer or chat template": (entry.by.tokenizer, now.tokenizer),
-        "Another tokenizer, chat template or family, or other options of theirs": (entry.by.template, now.template),
+        "Another tokenizer, chat template or family, or other options of these": (
+            entry.by.template,
+            now.template,
+        ),
         "Another pick hook, which matters in a tree": (entry.by.pick, now.pick),
         "Another finish hook, which matters in a tree": (entry.by.finish, now.finish),
         "Another version of Tokentape": (entry.by.tokentape, now.tokentape),
