@@ -18,7 +18,7 @@ class Reason(StrEnum):
     """Why sampled tokens are in no sample, or are not trained there."""
 
     RETRIED = "retried"
-    """A later turn repeated the turn's input; it is `by`."""
+    """Another turn had the same input and took its place; it is `by`."""
     REVISED = "revised"
     """A linear session went on with another turn instead; it is `by`."""
     NOT_PICKED = "not_picked"

@@ -143,7 +143,7 @@ class TurnRecorded:
         messages: the request's messages after the parent's, then the assistant's answer.
         tools: the request's tools; None means the parent turn's.
         altered: places in the conversation (from 0) of answers that the request had altered, and that were
-            kept as recorded; nearly always empty.
+            kept as recorded; without those that a turn before names.
         request: the rest of the request: sampling parameters, template arguments.
         reply: the rest of the engine's answer, without message and `meta_info`.
         meta: the engine's counters (`meta_info` without the tokens).

@@ -147,7 +147,8 @@ async def rollout(
         TypeError, ValueError: the agent returned something else than metadata, or a bad `total_tool_time`.
         CannotOverlay: the agent returned a reward, for which the sample's class has no field.
         InvalidRequest, RequestTooLarge: mode `tree`, and the agent's metadata cannot be sent.
-        TokensLeftOut: sampled tokens are not trained, and `on_left_out` is `raise`.
+        TokensLeftOut: sampled tokens are not trained, and `on_left_out` is `raise`; also of an episode whose
+            agent raised, and of one that gives no sample.
         TokentapeError: opening failed, or the collect failed other than by a timeout or a lost connection.
     """
     _check_choice("mode", mode, get_args(Mode))

@@ -106,7 +106,8 @@ class Session:
             metadata: the agent's own. Unless the mode is `tree` these are any objects, and stay on this side:
                 a sample's metadata is the input's, then this, then the server's, then the session's; the last
                 one wins. In mode `tree` it is sent, as JSON, and the server applies it: see `_tree_samples`.
-                In every mode its `reward` becomes the samples' reward, unless the server gives one.
+                Its `reward` becomes the samples' reward: here, unless the server gives one; in mode `tree`
+                by the server's finish hook, which may do otherwise.
             deadline_s: seconds for everything but the DELETE.
             on_left_out: what to do if sampled tokens are not trained by the samples: `warn` logs one warning
                 that says how many, of which turns and why, `raise` raises `TokensLeftOut`, `ignore` does
@@ -285,7 +286,8 @@ def read_reply(response: httpx.Response) -> tuple[SamplesReply, Accounting | Non
     try:
         reply = decode_samples(response.content, contract=int(version))
         about = reply.session_metadata
-        return reply, Accounting.from_json(about[ACCOUNTING]) if ACCOUNTING in about else None
+        said = about.get(ACCOUNTING)
+        return reply, None if said is None else Accounting.from_json(said)
     except MalformedSamples as error:
         raise unexpected(response, "collect", f"malformed samples: {error}", quote=False) from error
     except ValueError as error:

@@ -146,6 +146,7 @@ def test_a_toolchain_has_the_names_of_its_parts(tokenizer: Path, tmp_path: Path)
     text = replace(text, chat_template=template)
     one = load_toolchain(text, finish_hook="tests.support.hooks.rank")
     two = load_toolchain(replace(text, family="qwen3"))
+    assert load_toolchain(text, pick_hook="superseded").by.pick == "tokentape_core.domain.tree.superseded"
     assert one.by.tokenizer == two.by.tokenizer != plain.by.tokenizer
     assert len({plain.by.template, one.by.template, two.by.template}) == 3
     assert (one.by.pick, one.by.finish) == (plain.by.pick, "tests.support.hooks.rank")

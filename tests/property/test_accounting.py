@@ -152,7 +152,7 @@ def _ensure_true(state: SessionState, accounting: Accounting) -> None:
         other = state.turns[entry.by - 1] if entry.by else None
         if entry.reason is Reason.RETRIED:
             assert other is not None
-            assert other.seq > turn.seq
+            assert other.seq > turn.seq or other.seq in line
             assert other.tokens[: other.prompt_length].tolist() == turn.tokens[: turn.prompt_length].tolist()
         elif entry.reason is Reason.REVISED:
             assert other is not None

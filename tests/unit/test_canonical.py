@@ -155,6 +155,14 @@ def test_other_matchers_name_the_first_key_that_differs() -> None:
     assert contradicting_key(A, A, lambda *_: False) is None
 
 
+@pytest.mark.parametrize("kind", [[], {}, 1, None, True])
+def test_a_part_of_a_strange_type_is_compared_as_it_is(kind: Any) -> None:
+    """Whatever a client calls the type of a part, it is equal to itself and to nothing else."""
+    part = {"role": "user", "content": [{"type": kind, "text": "x"}]}
+    assert differing_key(part, dict(part)) is None
+    assert differing_key(part, {"role": "user", "content": "x"}) == "content"
+
+
 def test_deep_arguments_are_compared() -> None:
     """Arguments nested as deeply as a body may are equal to themselves; deeper ones are at least no error."""
     deep = "[" * 90 + "]" * 90

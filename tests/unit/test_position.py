@@ -132,7 +132,7 @@ def test_a_longer_jump_is_refused(case: str) -> None:
     messages, text = TOO_FAR[case]
     with pytest.raises(CannotExtend, match=text) as caught:
         position(_three_turns(), messages)
-    assert "may step back over 1 turn, not " in caught.value.detail
+    assert "may step back over its newest turn, and no further" in caught.value.detail
 
 
 def test_a_request_is_not_changed() -> None:
@@ -337,3 +337,143 @@ def test_a_long_value_is_quoted_in_part() -> None:
     before, after = (f"…{'a' * 30}{c}{'b' * 89}…" for c in "XY")
     assert f"content was {before} and is {after}." in caught.value.detail
     assert len(before) - 2 == limits.QUOTED_VALUE_CHARS
+
+
+DEMO = [SYSTEM, user("1+1"), assistant("2"), user("2+2")]
+"""A first request with an example of the client's."""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [*DEMO, user("that was no number; try again")],
+        [*DEMO[:-1], user("2+3")],
+        [*DEMO[:-1], user("2+2"), user("please")],
+    ],
+    ids=["asked again", "another question", "one more message"],
+)
+def test_examples_by_the_client_do_not_hinder_a_revision(said: list[dict[str, Any]]) -> None:
+    """Assistant messages that the turn's own input holds are no answer in the place of the turn's."""
+    state = state_of(turn(messages=[*DEMO, assistant("bad")]))
+    assert _at(state, said) == (0, said)
+
+
+def test_an_answer_that_moved_is_not_stepped_over() -> None:
+    """A client that puts a message before the answer has not dropped it: nothing is left out silently."""
+    reminder = user("a reminder")
+    with pytest.raises(CannotExtend, match="which would be lost"):
+        position(
+            state_of(turn(messages=[*FIRST, assistant("a1")])), [*FIRST, reminder, assistant("a1"), user("n")]
+        )
+    with pytest.raises(CannotExtend, match="which would be lost"):
+        position(_three_turns(), [*THIRD, reminder, assistant("a3"), user("n")])
+
+
+def test_a_recorded_answer_is_found_before_one_is_kept() -> None:
+    """In a session that keeps answers, one that another turn gave is that turn's and not an altered one."""
+    state = state_of(
+        turn(messages=[*FIRST, assistant("first")]),
+        turn(messages=[*FIRST, assistant("second")]),
+        first=opened(altered_answer="keep"),
+    )
+    at = position(state, [*FIRST, assistant("first"), user("q2")])
+    assert (at.parent, at.altered) == (state.turns[0], ())
+    at = position(state, [*FIRST, assistant("third"), user("q2")])
+    assert (at.parent, at.altered) == (state.turns[1], (2,))
+
+
+def test_an_altered_answer_is_named_once() -> None:
+    """Clients send their version with every request again; only the first turn that keeps it says so."""
+    state = state_of(
+        turn(messages=[*FIRST, assistant("a1")]),
+        turn(parent=1, messages=[user("q2"), assistant("a2")], altered=[2]),
+        first=opened(altered_answer="keep"),
+    )
+    said = [*FIRST, assistant("x"), user("q2"), assistant("a2"), user("q3")]
+    assert position(state, said).altered == ()
+    assert position(state, [*said[:4], assistant("y"), user("q3")]).altered == (4,)
+    # A retry behind an answer that is kept.
+    assert position(state, said[:4]).parent is state.turns[0]
+
+
+def test_a_late_turn_is_not_what_the_session_came_to() -> None:
+    """A side request that ends after the conversation has gone on begins nothing, and is no head."""
+    title = turn(messages=[user("a title?"), assistant("Title")])
+    state = state_of(
+        turn(messages=[*FIRST, assistant("a1")]),
+        turn(parent=1, keep=4, messages=[user("q2"), assistant("a2")]),
+        title,
+    )
+    assert state.head is state.turns[1]
+    assert _at(state, [*SECOND, assistant("a2"), user("q3")]) == (2, [user("q3")])
+    beside = state_of(turn(messages=[*FIRST, assistant("a1")]), title)
+    assert beside.head is beside.turns[1]
+    assert _at(beside, [*FIRST, assistant("a1"), user("q2")]) == (1, [user("q2")])
+
+
+def test_of_equal_turns_the_one_with_the_requests_head_is_continued() -> None:
+    """Two answers alike to requests with other tools are not the same conversation."""
+    said = [*FIRST, assistant("ok")]
+    for mode in ("linear", "tree"):
+        state = state_of(
+            turn(messages=said, tools=[TOOL]), turn(messages=said, tools=[OTHER]), first=opened(mode=mode)
+        )
+        for tool, parent in ((TOOL, 1), (OTHER, 2)):
+            at = find(state, [*said, user("n")], strict, Head([tool], {}))
+            assert (at.parent, at.root) == (state.turns[parent - 1], None)
+
+
+def test_calls_of_the_client_keep_their_ids() -> None:
+    """A call in an answer that the client brings is its own, though its id was another one's before."""
+    state = state_of(turn(messages=[user("q"), _calls("abc")]))
+    said = [user("q"), _calls("c0"), _tool("c0"), _calls("c0"), _tool("c0", "mine"), user("n")]
+    new = position(state, said, equivalent).new_messages
+    assert new == [_tool("abc"), _calls("c0"), _tool("c0", "mine"), user("n")]
+
+
+def test_one_recorded_id_for_two_calls() -> None:
+    """Where an engine gave two calls one id, a client may tell them apart."""
+    state = state_of(turn(messages=[user("q"), _calls("a", "a")]))
+    new = position(state, [user("q"), _calls("x", "y"), _tool("x"), _tool("y")], equivalent).new_messages
+    assert new == [_tool("a"), _tool("a")]
+
+
+SPELLINGS = {
+    "a mark is gone": [{**TOOL, "cache_control": {"type": "ephemeral"}}, OTHER],
+    "a null has come": [{**TOOL, "function": {**TOOL["function"], "strict": None}}, OTHER],
+    "listed twice": [TOOL, OTHER, OTHER],
+}
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_a_tool_may_be_spelled_differently(case: str) -> None:
+    """What says nothing of a tool is no other head, whichever of the two requests has it."""
+    plain = [TOOL, OTHER]
+    for recorded, asked in ((plain, SPELLINGS[case]), (SPELLINGS[case], plain)):
+        state = state_of(turn(messages=WHOLE[:3], tools=recorded))
+        assert find(state, SECOND, strict, Head(asked, {})).head.tools == recorded
+
+
+def test_many_roots_with_one_history_are_told_apart_by_their_answers() -> None:
+    """A tree of rewritten histories costs a comparison of answers for each root, not of whole histories."""
+    asked: list[Any] = []
+
+    def counting(stored: Any, incoming: Any) -> bool:
+        asked.append(stored)
+        return strict(stored, incoming)
+
+    history: list[dict[str, Any]] = []
+    events = []
+    for number in range(50):
+        history.append(user(f"q{number}"))
+        events.append(turn(messages=[*history, assistant(f"a{number}")]))
+        history.append(assistant(f"rewritten {number}"))
+    state = state_of(*events, first=opened(mode="tree"))
+    assert position(state, [*history, user("n")], counting).parent is None
+    assert len(asked) <= 2 * len(events)
+
+
+def test_a_turn_without_messages_is_passed_over() -> None:
+    """A stream of another writer's may hold such a turn; it alters nothing."""
+    state = state_of(turn(messages=[]))
+    assert position(state, FIRST).parent is state.head

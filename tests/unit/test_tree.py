@@ -233,6 +233,11 @@ def _spoilt(**values: Any) -> Callable[..., None]:
 
 SPOILT: dict[str, tuple[dict[str, Any], str]] = {
     "a shorter mask": ({"loss_mask": np.ones(1)}, "arrays of unequal lengths .* 1 of loss_mask, 2 of"),
+    "a ragged mask": ({"loss_mask": [[1], [1, 0]]}, "left no arrays"),
+    "log-probs that are text": ({"rollout_log_probs": ["a", "b"]}, "left no arrays"),
+    "no tokens": ({"tokens": None}, "left no arrays"),
+    "a status that is text": ({"status": "completed"}, "left a status or metadata of another type"),
+    "no metadata": ({"metadata": None}, "left a status or metadata of another type"),
     "fewer log-probs": ({"rollout_log_probs": np.zeros(1)}, "1 of rollout_log_probs"),
     "another length": ({"response_length": 3}, "response_length 3"),
     "no mask": ({"loss_mask": None}, "left no arrays"),
@@ -253,7 +258,7 @@ def test_a_finish_that_spoils_a_sample(case: str) -> None:
 def test_a_finish_that_trains_twice() -> None:
     """A token that is trained in two samples would count twice: the hook must mask it in all but one."""
     hooks = Hooks(DEFAULT_HOOKS.pick, lambda *_: None)
-    with pytest.raises(HookFailed, match="tokens of turn 1 are trained in two samples"):
+    with pytest.raises(HookFailed, match="turn 1 is trained in two samples"):
         assemble(tree(0, 1, 1), decode, hooks=hooks)
     assert len(assemble(tree(0, 0), decode, hooks=hooks).samples) == 2
 
@@ -261,7 +266,7 @@ def test_a_finish_that_trains_twice() -> None:
 def test_a_finish_that_trains_what_was_not_sampled() -> None:
     """The environment's tokens have no log-probs: a mask over them is refused."""
     everything = _spoilt(loss_mask=np.ones(5, np.uint8))
-    with pytest.raises(HookFailed, match="trains tokens that no model sampled"):
+    with pytest.raises(HookFailed, match="tokens that no model sampled are trained"):
         assemble(tree(0, 1), decode, hooks=Hooks(DEFAULT_HOOKS.pick, everything))
 
 

@@ -100,7 +100,7 @@ def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
     beside = {name: fields[name] for name in _FOR_TEMPLATE if fields.get(name) is not None}
     if beside.get("reasoning_effort") == "none":
         beside = {"thinking": False, "enable_thinking": False, **beside}
-    return {**beside, **given}
+    return {**beside, **{name: value for name, value in given.items() if value is not None}}
 
 
 def _optional(fields: dict[str, Any], name: str, kind: type, expected: str) -> Any:

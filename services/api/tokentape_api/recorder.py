@@ -77,7 +77,7 @@ class Recorder:
             # They stay in the prompt of a conversation that empties them, and must not be called.
             settings.setdefault("tool_choice", "none")
         request = {**settings, "messages": chat.messages}
-        if at.head.tools is not None:
+        if at.head.tools:
             request["tools"] = at.head.tools
         wanted = {
             kind: Wanted(first_row(spec, at.parent, prompt.keep), spec.layers)

@@ -21,7 +21,8 @@ class AssemblerSettings:
         chat_template, family, chat_template_kwargs, tools_form, end_tokens, special_tokens_in_text: as the
             API has them (`TextSettings`). With others than a session's, samples come without
             `tito_session_mismatch`.
-        pick_hook: import path of the function that picks a tree's leaves; None is the default.
+        pick_hook: name of a built-in pick hook (`tree.PICKS`), or import path of a function; None is the
+            default.
         finish_hook: import path of the function that finishes a tree's samples; None is the default.
         workers: assemblies that run at the same time, each in a child process of its own.
         archive_url: where sealed sessions are copied to, as fsspec understands it; None is nowhere. It may

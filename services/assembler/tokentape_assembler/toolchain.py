@@ -7,7 +7,7 @@ from typing import Any
 
 from tokentape_contracts.audit import AssembledBy
 from tokentape_core.domain.path import Decode
-from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
+from tokentape_core.domain.tree import DEFAULT_HOOKS, PICKS, Hooks
 from tokentape_core.loading import load_function
 from tokentape_core.text.load import TextSettings, load_tokenizer, renderer_of
 from tokentape_core.text.render import ChatRenderer
@@ -42,7 +42,7 @@ def load_toolchain(
     tokenizer = load_tokenizer(text)
     renderer = renderer_of(tokenizer, text) if tokenizer.has_template else None
     hooks = Hooks(
-        load_function(pick_hook) if pick_hook else DEFAULT_HOOKS.pick,
+        PICKS.get(pick_hook) or load_function(pick_hook) if pick_hook else DEFAULT_HOOKS.pick,
         load_function(finish_hook) if finish_hook else DEFAULT_HOOKS.finish,
     )
     return Toolchain(tokenizer.decode, hooks, renderer, assembled_by(hooks, renderer, tokenizer.fingerprint))

@@ -20,6 +20,7 @@ from tokentape_contracts import limits
 from tokentape_contracts.http import ALTERED_ANSWER, MODES, PIN_FIELDS
 from tokentape_core.addresses import Address, queue_url
 from tokentape_core.domain.match import MATCHERS
+from tokentape_core.domain.tree import DEFAULT_HOOKS, PICKS
 from tokentape_core.text.families import FAMILIES
 from tokentape_core.text.literal import AS_TEMPLATE, SPECIAL_TOKENS_IN_TEXT
 from tokentape_core.text.load import TextSettings
@@ -267,7 +268,9 @@ OPTIONS: Final[Mapping[str, Option]] = {
         metavar="FILE",
     ),
     "pick-hook": Option(
-        "import path of the function that picks a tree's leaves, in place of the default", metavar="PATH"
+        f"which leaves of a tree become samples: {', '.join(PICKS)}, or the import path of a function; "
+        f"{DEFAULT_HOOKS.pick.__name__} if not given",
+        metavar="NAME",
     ),
     "finish-hook": Option(
         "import path of the function that finishes a tree's samples, in place of the default", metavar="PATH"

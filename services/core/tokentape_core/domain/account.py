@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tokentape_contracts.accounting import Accounting, LeftOut, Reason
 from tokentape_core.domain.path import PathPlan
 from tokentape_core.domain.state import SessionState, Turn
-from tokentape_core.domain.tree import retries
+from tokentape_core.domain.tree import prompt_key, retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +62,30 @@ def account(state: SessionState, plans: Sequence[PathPlan], trained: Mapping[int
 
 def _off_path(state: SessionState) -> dict[int, tuple[Reason, int | None]]:
     """Why a sample's path would not hold a turn, and which turn took its place, by seq."""
-    again = retries(state)
-    parents = {turn.event.parent for turn in state.turns}
-    line = {turn.event.parent: turn.seq for turn in state.head.path} if state.head else {}
-    is_tree = state.opened.mode == "tree"
-    return {
-        turn.seq: (Reason.RETRIED, again[turn.seq])
-        if turn.seq in again and turn.seq not in parents
-        else (Reason.NOT_PICKED, None)
-        if is_tree
-        else (Reason.REVISED, _instead(turn, line))
-        for turn in state.turns
-    }
+    if state.opened.mode == "tree":
+        again = retries(state)
+        parents = {turn.event.parent for turn in state.turns}
+        return {
+            turn.seq: (Reason.RETRIED, again[turn.seq])
+            if turn.seq in again and turn.seq not in parents
+            else (Reason.NOT_PICKED, None)
+            for turn in state.turns
+        }
+    line = {turn.event.parent: turn for turn in state.head.path} if state.head else {}
+    return {turn.seq: _instead(turn, line) for turn in state.turns}
 
 
-def _instead(turn: Turn, line: Mapping[int, int]) -> int:
-    """The turn of the line that stands where this one, or the turn above it that left the line, would.
+def _instead(turn: Turn, line: Mapping[int, Turn]) -> tuple[Reason, int | None]:
+    """Why a linear session went on without the turn, and with which one instead.
 
     Args:
-        line: seq of a parent → seq of its child on the path to the head; 0 is the root's parent.
+        line: seq of a parent → its child on the path to the head; 0 is the root's parent.
     """
-    while turn.parent is not None and turn.parent.seq not in line:
-        turn = turn.parent
-    return line.get(turn.event.parent, turn.seq)
+    branch = turn
+    while branch.parent is not None and branch.parent.seq not in line:
+        branch = branch.parent
+    other = line.get(branch.event.parent)
+    if other is None:
+        return Reason.REVISED, None
+    is_retried = branch is turn and prompt_key(other) == prompt_key(turn)
+    return (Reason.RETRIED if is_retried else Reason.REVISED), other.seq

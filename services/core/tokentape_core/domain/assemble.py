@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tokentape_contracts.accounting import Accounting
 from tokentape_contracts.errors import HookFailed, PrefixBroken
-from tokentape_contracts.samples import Sample
+from tokentape_contracts.samples import Sample, Status
 from tokentape_contracts.tokens import first_bad_log_prob
 from tokentape_core.domain.account import Trained, account, trained_first
 from tokentape_core.domain.path import Decode, PathPlan, path_sample, plan_path
@@ -148,52 +148,48 @@ def _trained(items: Sequence[LeafSample], plans: Sequence[PathPlan], finish: Fin
     """Seq → where the turn is trained, as the loss masks say after the hook.
 
     Raises:
-        HookFailed: the hook left arrays of unequal lengths, or trains a token twice, or one that was not
-            sampled.
+        HookFailed: the hook left something that is no sample, or trains a turn in two samples, or a token
+            that was not sampled.
     """
-    masks: dict[int, NDArray[np.bool_]] = {}
-    where: dict[int, PathPlan] = {}
+    trained: dict[int, Trained] = {}
     for item, plan in zip(items, plans, strict=True):
         mask = _mask(item, finish)
         for piece in plan.merged:
-            seq, part = piece.turn.seq, mask[item.spans[piece.turn.seq]]
-            if not part.any():
+            seq = piece.turn.seq
+            if not (tokens := int(np.count_nonzero(mask[item.spans[seq]]))):
                 continue
-            own = np.zeros(len(piece.turn.event.output), np.bool_)
-            own[: len(part)] = part
-            if (masks.get(seq, False) & own).any():
+            if seq in trained:
                 raise HookFailed(
-                    f"after finish hook {_name(finish)} tokens of turn {seq} are trained in two samples: "
-                    "mask them in all but one, as tokentape_core.domain.tree.train_once does"
+                    f"after finish hook {_name(finish)} turn {seq} is trained in two samples: mask it in all "
+                    "but one, as tokentape_core.domain.tree.train_once does"
                 )
-            masks[seq] = masks.get(seq, False) | own
-            where.setdefault(seq, plan)
-    return {seq: Trained(int(np.count_nonzero(mask)), where[seq]) for seq, mask in masks.items()}
+            trained[seq] = Trained(tokens, plan)
+    return trained
 
 
 def _mask(item: LeafSample, finish: Finish) -> NDArray[np.bool_]:
     """bool[R]: which tokens of the sample's response are trained."""
-    sample = item.sample
+    sample, hook = item.sample, f"finish hook {_name(finish)}"
+    where = f"in the sample of leaf {item.leaf.node_id}"
     try:
-        lengths = {len(sample.loss_mask), len(sample.rollout_log_probs), sample.response_length}
         mask: NDArray[np.bool_] = np.asarray(sample.loss_mask) != 0
-    except TypeError as error:
-        raise HookFailed(f"finish hook {_name(finish)} left no arrays in a sample: {error}") from error
-    if len(lengths) > 1 or not sample.response_length <= len(sample.tokens):
+        log_probs = np.asarray(sample.rollout_log_probs, np.float64)
+        lengths = (len(mask), len(log_probs), sample.response_length, len(sample.tokens))
+    except (TypeError, ValueError) as error:
+        raise HookFailed(f"{hook} left no arrays {where}: {error}") from error
+    if len(set(lengths[:3])) > 1 or lengths[2] > lengths[3]:
         raise HookFailed(
-            f"finish hook {_name(finish)} left arrays of unequal lengths in the sample of leaf "
-            f"{item.leaf.node_id}: {len(sample.loss_mask)} of loss_mask, {len(sample.rollout_log_probs)} of "
-            f"rollout_log_probs, response_length {sample.response_length}, {len(sample.tokens)} tokens"
+            f"{hook} left arrays of unequal lengths {where}: {lengths[0]} of loss_mask, {lengths[1]} of "
+            f"rollout_log_probs, response_length {lengths[2]}, {lengths[3]} tokens"
         )
-    if (place := first_bad_log_prob(np.asarray(sample.rollout_log_probs, np.float64))) is not None:
-        raise HookFailed(
-            f"finish hook {_name(finish)} left the log-prob {sample.rollout_log_probs[place]} in the sample "
-            f"of leaf {item.leaf.node_id}"
-        )
+    if (place := first_bad_log_prob(log_probs)) is not None:
+        raise HookFailed(f"{hook} left the log-prob {log_probs[place]} {where}")
+    if not isinstance(sample.status, Status) or not isinstance(sample.metadata, dict):
+        raise HookFailed(f"{hook} left a status or metadata of another type {where}")
     if np.count_nonzero(mask) != sum(np.count_nonzero(mask[span]) for span in item.spans.values()):
         raise HookFailed(
-            f"after finish hook {_name(finish)} the sample of leaf {item.leaf.node_id} trains tokens that no "
-            "model sampled: its loss mask may be 1 only where it was"
+            f"after {hook} tokens that no model sampled are trained {where}: its loss mask may be 1 on "
+            "sampled tokens only"
         )
     return mask
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 _ROLES: Final = {"developer": "system", "function": "tool"}
 """Newer and older names of a role."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
-_MARKS: Final = frozenset({"cache_control"})
-"""Keys of a content part that say how to serve it, not what it says."""
+MARKS: Final = frozenset({"cache_control"})
+"""Keys of a content part, or of a tool, that say how to serve it, not what it says."""
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [])
 
 
@@ -89,7 +89,7 @@ def _read_content(content: Any) -> tuple[Any, str]:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
             texts.append(part)
-        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        elif isinstance(kind, str) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif kind == "thinking" and isinstance(thought := part.get("thinking", part.get("text")), str):
             thoughts.append(thought)
@@ -103,7 +103,7 @@ def _read_content(content: Any) -> tuple[Any, str]:
 
 
 def _without_marks(part: Any) -> Any:
-    return {k: v for k, v in part.items() if k not in _MARKS} if isinstance(part, dict) else part
+    return {k: v for k, v in part.items() if k not in MARKS} if isinstance(part, dict) else part
 
 
 def _same_calls(stored: Any, incoming: Any) -> bool:

@@ -93,7 +93,7 @@ def record_turn(
         logprobs=generation.logprobs,
         finish=generation.finish,
         response_id=generation.response_id,
-        messages=[*at.new_messages, generation.message],
+        messages=[*at.new_messages, {**generation.message, "role": "assistant"}],
         tools=None if at.head.tools == inherited else at.head.tools,
         altered=list(at.altered),
         request=request,

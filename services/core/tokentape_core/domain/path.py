@@ -69,11 +69,13 @@ class PathPlan:
         merged: the turns of the sample, in order; none if nothing of the path fits into `max_seq_len`.
         left_out: seq → reasons, each with its number of output tokens, of every turn of the path that is not
             in the sample as a whole.
+        is_cut: whether turns of the path were cut or left out for their length.
     """
 
     path: Sequence[Turn]
     merged: Sequence[Piece]
     left_out: Mapping[int, Sequence[tuple[Reason, int]]]
+    is_cut: bool
 
     @property
     def spans(self) -> dict[int, slice]:
@@ -85,8 +87,7 @@ class PathPlan:
     def status(self) -> Status:
         """The last merged turn's, or truncated if turns were left out for their length."""
         status = self.merged[-1].status
-        is_cut = any(reason is Reason.OVER_MAX_SEQ_LEN for why in self.left_out.values() for reason, _ in why)
-        return Status.TRUNCATED if is_cut and status is Status.COMPLETED else status
+        return Status.TRUNCATED if self.is_cut and status is Status.COMPLETED else status
 
 
 def plan_path(path: Sequence[Turn], opened: SessionOpened, max_seq_len: int | None) -> PathPlan:
@@ -108,7 +109,8 @@ def plan_path(path: Sequence[Turn], opened: SessionOpened, max_seq_len: int | No
         )
         if why := [(reason, size) for reason, size in sizes if size]:
             left_out[piece.turn.seq] = why
-    return PathPlan(path, merged, left_out)
+    is_cut = [piece.size for piece in fitting] != [piece.size for piece in whole]
+    return PathPlan(path, merged, left_out, is_cut)
 
 
 def path_sample(plan: PathPlan, opened: SessionOpened, decode: Decode, stored: Stored) -> Sample:

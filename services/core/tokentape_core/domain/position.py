@@ -20,16 +20,34 @@ from typing import Any, Final
 
 from tokentape_contracts import limits
 from tokentape_contracts.errors import AnswerAltered, CannotExtend, HeadChanged, TurnTruncated
-from tokentape_core.domain.canonical import equal_json, role_of
+from tokentape_core.domain.canonical import MARKS, equal_json, role_of
 from tokentape_core.domain.match import Matcher, Message, contradicting_key, equivalent
-from tokentape_core.domain.state import SessionState, Turn
+from tokentape_core.domain.state import SessionState, Turn, is_near
 
-MAX_STEP_BACK: Final = 1
-"""A linear session's request may leave out at most this many of the newest turns."""
 
-CallIds = Mapping[str, str]
-"""Tool-call ids of a request → those that were recorded; without those that are the same."""
-_SAME_IDS: Final[CallIds] = {}
+@dataclass(frozen=True, slots=True)
+class CallIds:
+    """How a request calls the tool calls of the turns that it repeats.
+
+    Attributes:
+        renamed: the request's id → the recorded one, of one message's calls.
+        before: the same of the messages before; None at the beginning, and while nothing is renamed.
+    """
+
+    renamed: Mapping[str, str]
+    before: "CallIds | None" = None
+
+    def recorded(self, call_id: str) -> str:
+        """The recorded id; of calls with the same id the newest's."""
+        ids: CallIds | None = self
+        while ids is not None:
+            if call_id in ids.renamed:
+                return ids.renamed[call_id]
+            ids = ids.before
+        return call_id
+
+
+_SAME_IDS: Final = CallIds({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +127,31 @@ def position(
         TurnTruncated: in tree mode, the turn was cut at its length; what follows it would not be what the
             model meant to say.
     """
-    echo = _Echo(messages, matcher)
+    echo = _Echo(messages, matcher, asked)
     at = _in_tree(state, echo) if state.opened.mode == "tree" else _on_line(state, echo)
     if at.turn is None:
         return new_root(messages, asked, "unmatched" if state.turns else "first")
-    recorded = Head(at.turn.tools, at.turn.template_kwargs)
+    recorded = _head_of(at.turn)
     if (change := recorded.change_to(asked)) is None:
-        new = [_with_recorded_ids(message, at.ids) for message in messages[at.turn.messages :]]
-        return Position(at.turn, new, recorded, at.altered)
+        return Position(at.turn, echo.new_messages(at), recorded, _first_time(at))
     if state.opened.mode == "tree":
         return new_root(messages, recorded.changed_by(asked), "head_changed")
     raise HeadChanged(
         f"{change}: tools and template arguments are a part of the prompt that turn {at.turn.path[0].seq} "
         "began. Keep them for the whole conversation, or leave them out, or open the session in mode tree"
     )
+
+
+def _head_of(turn: Turn) -> Head:
+    return Head(turn.tools, turn.template_kwargs)
+
+
+def _first_time(at: "_Place") -> tuple[int, ...]:
+    """The altered answers that no turn before names: clients send theirs with every request again."""
+    if not at.altered or at.turn is None:
+        return ()
+    known = {place for turn in at.turn.path for place in turn.event.altered}
+    return tuple(place for place in at.altered if place not in known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,72 +183,93 @@ def _in_tree(state: SessionState, echo: "_Echo") -> _Place:
 
 
 def _on_line(state: SessionState, echo: "_Echo") -> _Place:
-    """The head if it is repeated, else the turn before it, or what another turn than the head made of that.
+    """The head if it is repeated, else another answer in its place, or the turn before it.
 
     Of two requests that were sent for one turn, the slower may be recorded last, after its client had given
     it up: the conversation goes on from the other.
     """
-    place, rest = _follow(state, echo)
-    if not rest:
+    path = state.head.path if state.head else []
+    ids, depth = _SAME_IDS, 0
+    for turn in path:
+        after = echo.ids_after(turn, ids)
+        if after is None:
+            break
+        ids, depth = after, depth + 1
+    place = _Place(path[depth - 1] if depth else None, ids)
+    if state.head is None or (place.turn is state.head and echo.keeps_head(place)):
         return place
-    turn, left_out = rest[0], len(rest)
-    other = _deepest(state, echo)
-    if other.messages > place.messages and left_out <= MAX_STEP_BACK:
-        return other
-    if other.messages <= place.messages and echo.alters(turn, place.ids):
+    best = _deepest(state, echo, keeps=state.opened.altered_answer == "keep")
+    if best.turn is state.head or _is_beside(best.turn, state.head):
+        return best
+    if place.turn is state.head:
+        return place
+    if best.turn is None or best.turn in path:
+        place = best
+    return _stepping_back(state.head, place, best, echo)
+
+
+def _is_beside(turn: Turn | None, head: Turn) -> bool:
+    """Whether the turn is another answer in the head's place."""
+    return turn is not None and turn is not head and turn.parent is head.parent
+
+
+def _stepping_back(head: Turn, place: _Place, best: _Place, echo: "_Echo") -> _Place:
+    """The place, if the request may go on from there in place of the head.
+
+    Args:
+        place: how far the request repeats the path to the head, which is not all of it.
+        best: the deepest turn that it repeats, wherever that is.
+    """
+    turn = next(turn for turn in head.path if turn.parent is place.turn)
+    if place is best and echo.alters(turn, place.ids):
         raise AnswerAltered(echo.difference(turn))
-    if left_out > MAX_STEP_BACK:
+    difference = echo.first_difference(turn, place.ids)
+    if not is_near(head, best.turn):
         raise CannotExtend(
-            f"the request continues turn {other.turn.seq if other.turn else 0}, and the session has gone on "
-            f"to turn {rest[-1].seq}: {echo.first_difference(turn, place.ids)}. A linear session may step "
-            f"back over {MAX_STEP_BACK} turn, not {left_out}; mode tree takes any branch"
+            f"the request continues turn {best.turn.seq if best.turn else 0}, and the session has gone on "
+            f"to turn {head.seq}: {difference}. A linear session may step back over its newest turn, and "
+            "no further; mode tree takes any branch"
         )
-    if echo.brings_answers(place.messages, turn.messages):
+    if echo.answers_instead(turn, place.messages):
         raise CannotExtend(
-            f"{echo.first_difference(turn, place.ids)}, and an assistant message stands where the answer of "
-            f"turn {turn.seq} belongs, which would be lost. Send the recorded messages as they were, or open "
-            "the session in mode tree"
+            f"{difference}, and an assistant message stands where the answer of turn {turn.seq} belongs, "
+            "which would be lost. Send the recorded messages as they were, or open the session in mode tree"
         )
     return place
 
 
-def _follow(state: SessionState, echo: "_Echo") -> tuple[_Place, Sequence[Turn]]:
-    """How far the request repeats the path to the head, and the turns of that path which it does not."""
-    path = state.head.path if state.head else []
-    ids, altered, depth = _SAME_IDS, list[int](), 0
-    for turn in path:
-        after = echo.ids_after(turn, ids)
-        if after is None and state.opened.altered_answer == "keep" and echo.alters(turn, ids):
-            after = ids
-            altered.append(turn.messages - 1)
-        if after is None:
-            break
-        ids, depth = after, depth + 1
-    return _Place(path[depth - 1] if depth else None, ids, tuple(altered)), path[depth:]
+def _deepest(state: SessionState, echo: "_Echo", *, keeps: bool = False) -> _Place:
+    """The deepest repeated turn; of equally deep ones one with the request's head, and of these the newest.
 
-
-def _deepest(state: SessionState, echo: "_Echo") -> _Place:
-    """The deepest repeated turn; of equally deep ones the newest."""
-    repeated: dict[int, CallIds] = {0: _SAME_IDS}
-    deepest = _Place(None, _SAME_IDS)
+    With `keeps` an answer may have come back altered; of equally deep turns one with fewer such goes first.
+    """
+    repeated: dict[int, _Place] = {0: _Place(None, _SAME_IDS)}
+    deepest = repeated[0]
     for turn in state.turns:
         before = repeated.get(turn.event.parent)
-        if before is not None and (ids := echo.ids_after(turn, before)) is not None:
-            repeated[turn.seq] = ids
-            if turn.messages >= deepest.messages:
-                deepest = _Place(turn, ids)
+        if before is None:
+            continue
+        ids, altered = echo.ids_after(turn, before.ids), before.altered
+        if ids is None and keeps and echo.alters(turn, before.ids):
+            ids, altered = before.ids, (*altered, turn.messages - 1)
+        if ids is None:
+            continue
+        place = repeated[turn.seq] = _Place(turn, ids, altered)
+        if echo.fits(place, deepest):
+            deepest = place
     return deepest
 
 
 class _Echo:
     """A request's messages, compared with those of recorded turns.
 
-    `ids`, wherever it is passed, is how the request renamed the tool calls of the turns before.
+    `ids`, wherever it is passed, is how the request calls the tool calls of the turns before.
     """
 
-    def __init__(self, messages: Sequence[dict[str, Any]], matcher: Matcher) -> None:
+    def __init__(self, messages: Sequence[dict[str, Any]], matcher: Matcher, asked: Head) -> None:
         self._messages = messages
         self._matcher = matcher
+        self._asked = asked
         self._renames = matcher is equivalent
 
     def ids_after(self, turn: Turn, ids: CallIds) -> CallIds | None:
@@ -227,22 +277,63 @@ class _Echo:
         own = turn.event.messages
         theirs = self._messages[turn.messages - len(own) : turn.messages]
         # A conversation's messages come again with each of its turns, nearly always to the letter.
-        if not ids and turn.is_text and theirs == own:
+        if ids is _SAME_IDS and turn.is_text and theirs == own:
             return ids
-        return self._compared(own, theirs, ids) if len(theirs) == len(own) else None
+        # The answer first: of many turns with one beginning, most differ in that.
+        if len(theirs) != len(own) or not self._matches(own[-1:], theirs[-1:]):
+            return None
+        return self._ids_over(own, theirs, ids) if self._matches(own[:-1], theirs[:-1]) else None
 
     def alters(self, turn: Turn, ids: CallIds) -> bool:
         """Whether the request repeats the turn's input, and then has another assistant message."""
         own = turn.event.messages
         theirs = self._messages[turn.messages - len(own) : turn.messages]
-        if len(theirs) < len(own) or role_of(theirs[-1]) != "assistant":
+        if not own or len(theirs) < len(own) or role_of(theirs[-1]) != "assistant":
             return False
         before = self._compared(own[:-1], theirs[:-1], ids)
         return before is not None and self._compared(own[-1:], theirs[-1:], before) is None
 
-    def brings_answers(self, start: int, end: int | None = None) -> bool:
-        """Whether there is an assistant message at these places of the request."""
-        return any(role_of(message) == "assistant" for message in self._messages[start:end])
+    def brings_answers(self, start: int) -> bool:
+        """Whether there is an assistant message from this place of the request on."""
+        return any(role_of(message) == "assistant" for message in self._messages[start:])
+
+    def answers_instead(self, turn: Turn, start: int) -> bool:
+        """Whether a request that does not repeat the turn has an answer for it all the same.
+
+        That is an assistant message in the place of the turn's answer, or that answer in another place.
+        """
+        place = turn.messages - 1
+        if any(role_of(message) == "assistant" for message in self._messages[place : place + 1]):
+            return True
+        own = turn.event.messages
+        given = len(own) - 1  # what the client sent with the turn may hold answers of its own
+        rest = self._messages[start:]
+        same = next(
+            (i for i, pair in enumerate(zip(own[:-1], rest, strict=False)) if not self._matcher(*pair)), given
+        )
+        return any(role_of(m) == "assistant" and self._matcher(own[-1], m) for m in rest[same:])
+
+    def keeps_head(self, place: "_Place") -> bool:
+        """Whether the request's head is that of the place."""
+        return place.turn is None or _head_of(place.turn).change_to(self._asked) is None
+
+    def fits(self, place: "_Place", other: "_Place") -> bool:
+        """Whether the request fits to the first place at least as well as to the other."""
+        ours, theirs = ((p.messages, -len(p.altered)) for p in (place, other))
+        return ours > theirs or (ours == theirs and (self.keeps_head(place) or not self.keeps_head(other)))
+
+    def new_messages(self, place: "_Place") -> list[dict[str, Any]]:
+        """The messages after those of the place, with the recorded ids of the calls that they answer."""
+        new = list(self._messages[place.messages :])
+        if place.ids is _SAME_IDS:
+            return new
+        own: set[object] = set()  # calls of an answer that the client brings
+        for index, message in enumerate(new):
+            answered = message.get("tool_call_id")
+            if isinstance(answered, str) and answered not in own:
+                new[index] = {**message, "tool_call_id": place.ids.recorded(answered)}
+            own.update(their for their, _ in _call_ids(message, message))
+        return new
 
     def difference(self, turn: Turn) -> str:
         """What the request made of the turn's answer, for a person."""
@@ -261,8 +352,7 @@ class _Echo:
     def first_difference(self, turn: Turn, ids: CallIds) -> str:
         """The first message of the turn that the request does not repeat, for a person."""
         own = turn.event.messages
-        start = turn.messages - len(own)
-        for place, stored in enumerate(own, start):
+        for place, stored in enumerate(own, turn.messages - len(own)):
             if place >= len(self._messages):
                 last = turn.messages - 1
                 return f"it has {len(self._messages)} messages, turn {turn.seq} ends with message {last}"
@@ -271,38 +361,41 @@ class _Echo:
             if after is None:
                 return f"message {place} (role {incoming.get('role')!r}) differs from the recorded one"
             ids = after
-        raise ValueError(f"turn {turn.seq} is repeated in whole")
+        return f"turn {turn.seq} is not repeated as a whole"
 
     def _compared(self, own: Sequence[Message], theirs: Sequence[Message], ids: CallIds) -> CallIds | None:
         """As `ids_after`, of equally many messages."""
-        for stored, incoming in zip(own, theirs, strict=True):
-            if not self._matcher(stored, incoming):
+        return self._ids_over(own, theirs, ids) if self._matches(own, theirs) else None
+
+    def _matches(self, own: Sequence[Message], theirs: Sequence[Message]) -> bool:
+        return all(map(self._matcher, own, theirs))
+
+    def _ids_over(self, own: Sequence[Message], theirs: Sequence[Message], ids: CallIds) -> CallIds | None:
+        """The ids after these messages, each of which matches; None if they are not renamed consistently."""
+        for stored, incoming in zip(own, theirs, strict=True) if self._renames else ():
+            after = _renamed(stored, incoming, ids)
+            if after is None:
                 return None
-            if self._renames:
-                after = _renamed(stored, incoming, ids)
-                if after is None:
-                    return None
-                ids = after
+            ids = after
         return ids
 
 
 def _renamed(stored: Message, incoming: Message, ids: CallIds) -> CallIds | None:
-    """The renaming after one message; None if the message contradicts it.
+    """The ids after one message; None if the message contradicts them.
 
-    The ids of one message's calls are renamed one to one. A later message may use an id again for a call of
-    its own, as engines do that number the calls of each answer; a tool message answers the newest.
+    A later message may use an id again for a call of its own, as engines do that number the calls of each
+    answer; a tool message answers the newest.
     """
     answered = incoming.get("tool_call_id")
     if answered and stored.get("tool_call_id") and isinstance(answered, str):
-        return ids if ids.get(answered, answered) == stored["tool_call_id"] else None
+        return ids if ids.recorded(answered) == stored["tool_call_id"] else None
     pairs = list(_call_ids(stored, incoming))
-    if not pairs:
-        return ids
-    if len(dict(pairs)) != len(set(pairs)) or len({recorded for _, recorded in pairs}) != len(set(pairs)):
+    renamed = dict(pairs)
+    if len(renamed) != len(set(pairs)):  # one id for two calls: nobody could tell which of them is answered
         return None
-    if all(theirs == ours and theirs not in ids for theirs, ours in pairs):
+    if not pairs or (ids is _SAME_IDS and all(theirs == ours for theirs, ours in pairs)):
         return ids
-    return {theirs: ours for theirs, ours in {**ids, **dict(pairs)}.items() if theirs != ours}
+    return CallIds(renamed, ids)
 
 
 def _call_ids(stored: Message, incoming: Message) -> Iterator[tuple[str, str]]:
@@ -316,22 +409,22 @@ def _call_ids(stored: Message, incoming: Message) -> Iterator[tuple[str, str]]:
                     yield pair[0], pair[1]
 
 
-def _with_recorded_ids(message: dict[str, Any], ids: CallIds) -> dict[str, Any]:
-    answered = message.get("tool_call_id")
-    if isinstance(answered, str) and answered in ids:
-        return {**message, "tool_call_id": ids[answered]}
-    return message
-
-
-def _by_name(tools: Sequence[Any]) -> dict[str, list[str]]:
-    """A tool's name → its definitions as text that equal ones share."""
-    named: dict[str, list[str]] = {}
+def _by_name(tools: Sequence[Any]) -> dict[str, set[str]]:
+    """A tool's name → its definitions, as text that equal ones share."""
+    named: dict[str, set[str]] = {}
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
-        text = json.dumps(tool, sort_keys=True)
-        named.setdefault(name if isinstance(name, str) else text, []).append(text)
-    return {name: sorted(texts) for name, texts in named.items()}
+        text = json.dumps(_said(tool), sort_keys=True)
+        named.setdefault(name if isinstance(name, str) else text, set()).add(text)
+    return named
+
+
+def _said(value: Any) -> Any:
+    """A tool without what says nothing: nulls, and marks like `cache_control`."""
+    if not isinstance(value, dict):
+        return value
+    return {k: _said(v) for k, v in value.items() if v is not None and k not in MARKS}
 
 
 def _excerpts(before: Any, after: Any) -> tuple[str, str]:

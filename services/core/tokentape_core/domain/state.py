@@ -101,17 +101,15 @@ class SessionState:
     Attributes:
         opened: how the session was opened.
         turns: turn number `seq` is `turns[seq - 1]`.
+        head: of a tree the newest turn; of a linear session the one that its conversation has come to, which
+            is the newest unless that was requested before the conversation went on.
         sealed: the end, if it came.
     """
 
     opened: SessionOpened
     turns: tuple[Turn, ...] = ()
+    head: Turn | None = None
     sealed: SessionSealed | None = None
-
-    @property
-    def head(self) -> Turn | None:
-        """The newest turn."""
-        return self.turns[-1] if self.turns else None
 
     @property
     def last_id(self) -> str:
@@ -142,7 +140,9 @@ def apply(state: SessionState | None, entry_id: str, event: Event) -> SessionSta
         case SessionSealed() if entry_id == SEALED_ID:
             return replace(state, sealed=event)
         case TurnRecorded() if entry_id == turn_id(len(state.turns) + 1):
-            return replace(state, turns=(*state.turns, _turn(state, event)))
+            turn = _turn(state, event)
+            head = turn if state.opened.mode == "tree" or is_near(state.head, turn.parent) else state.head
+            return replace(state, turns=(*state.turns, turn), head=head)
     raise StreamCorrupt(f"{event.TYPE} at {entry_id} does not follow {state.last_id}")
 
 
@@ -151,6 +151,17 @@ def fold(entries: Iterable[tuple[str, Event]], state: SessionState | None = None
     for entry_id, event in entries:
         state = apply(state, entry_id, event)
     return state
+
+
+def is_near(head: Turn | None, turn: Turn | None) -> bool:
+    """Whether a linear conversation that has come to `head` can go on from `turn`; None is its beginning.
+
+    It can from the head, from the turn before it, and from another answer in the head's place. A turn from
+    anywhere else was requested earlier and came late, as a side request does that takes long.
+    """
+    if head is None or turn is head or turn is head.parent:
+        return True
+    return turn is not None and turn.parent is head.parent
 
 
 def _turn(state: SessionState, event: TurnRecorded) -> Turn:

@@ -151,6 +151,11 @@ def leaves(state: SessionState) -> list[Leaf]:
     ]
 
 
+def prompt_key(turn: Turn) -> tuple[int, int, bytes]:
+    """What is equal for turns of a session with the same parent whose engine read the same prompt."""
+    return turn.event.parent, turn.event.keep, turn.event.suffix.tobytes()
+
+
 def retries(state: SessionState) -> dict[int, int]:
     """Seq of each turn that was retried → seq of the last turn that repeated its input.
 
@@ -160,8 +165,7 @@ def retries(state: SessionState) -> dict[int, int]:
     last: dict[tuple[int, int, bytes], int] = {}
     again: dict[int, int] = {}
     for turn in reversed(state.turns):
-        event = turn.event
-        newest = last.setdefault((event.parent, event.keep, event.suffix.tobytes()), turn.seq)
+        newest = last.setdefault(prompt_key(turn), turn.seq)
         if newest != turn.seq:
             again[turn.seq] = newest
     return again
