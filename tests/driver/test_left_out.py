@@ -82,7 +82,7 @@ async def test_a_server_without_accounting(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize(
-    "accounting", [None, [], {}, {**SOME.to_json(), "trained_tokens": 28}, {**SOME.to_json(), "left_out": 1}]
+    "accounting", [[], {}, {**SOME.to_json(), "trained_tokens": 28}, {**SOME.to_json(), "left_out": 1}]
 )
 async def test_a_malformed_accounting(accounting: Any) -> None:
     """An accounting that is none or does not add up is an unexpected reply, and the session is deleted."""
