@@ -27,6 +27,7 @@ FOLDERS = (
     "services/assembler",
     "services/cli",
     "services/engine",
+    "driver",
 )
 """Where the packages lie in a tree; this interpreter has those of this tree installed."""
 
@@ -90,7 +91,10 @@ def _measure(tree: Path, names: list[str]) -> dict[Key, float]:
     command = [sys.executable, "-m", "benchmarks", *names]
     # The exit code says whether limits are met, which is not asked here.
     done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    return dict(_values(done.stdout))
+    found = dict(_values(done.stdout))
+    if not found:
+        raise RuntimeError(f"{' '.join(names)} measured nothing in {tree}; the message is above")
+    return found
 
 
 def _values(output: str) -> Iterator[tuple[Key, float]]:
