@@ -4,6 +4,7 @@ import asyncio
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 
 from tests.api.conftest import OpenSession
@@ -253,6 +254,21 @@ async def test_reserialised_tool_call_extends(session: OpenSession, engine: Scri
     sampled = [triple[1] for triple in answer["choices"][0]["meta_info"]["output_token_logprobs"]]
     stored = engine.bodies[0]["input_ids"] + sampled
     assert engine.bodies[1]["input_ids"][: len(stored)] == stored
+
+
+@pytest.mark.parametrize("wanted", [True, False, None])
+async def test_a_stream_has_the_log_probs_that_were_asked_for(
+    session: OpenSession, engine: ScriptedEngine, wanted: bool | None
+) -> None:
+    """The engine always sends them; who did not ask gets none."""
+    given = {"content": [{"token": "fine", "logprob": -0.5}]}
+    engine.answer = lambda body: httpx.Response(
+        200, json=engine.reply(body, "fine", choice={"logprobs": given})
+    )
+    reply = await session.chat(USER, stream=True, logprobs=wanted)
+    events = [orjson.loads(line[6:]) for line in reply.text.split("\n\n")[:-2]]
+    found = [event["choices"][0]["logprobs"] for event in events if "logprobs" in event["choices"][0]]
+    assert found == ([given] if wanted else [])
 
 
 @pytest.mark.parametrize("usage", [True, False])

@@ -9,8 +9,11 @@ from typing import Any
 import orjson
 
 
-def chunks(answer: Mapping[str, Any], *, include_usage: bool) -> Iterator[bytes]:
-    """The events: the role, the whole message as one delta, the finish reason, the usage, and `[DONE]`."""
+def chunks(answer: Mapping[str, Any], *, include_usage: bool, include_logprobs: bool) -> Iterator[bytes]:
+    """The events: the role, the whole message as one delta, the finish reason, the usage, and `[DONE]`.
+
+    With `include_logprobs` the message comes with the log-probs of its tokens, as the engine gave them.
+    """
     choice = answer["choices"][0]
     message = choice["message"]
     delta = {key: value for key, value in message.items() if key != "role" and value not in (None, "", [])}
@@ -18,8 +21,10 @@ def chunks(answer: Mapping[str, Any], *, include_usage: bool) -> Iterator[bytes]
         calls = delta["tool_calls"]
         delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(calls)]
     yield _event(answer, [_choice({"role": message.get("role", "assistant"), "content": ""})])
-    if delta:
-        yield _event(answer, [_choice(delta)])
+    logprobs = choice.get("logprobs") if include_logprobs else None
+    if delta or logprobs:
+        more = {"logprobs": logprobs} if logprobs else {}
+        yield _event(answer, [{**_choice(delta), **more}])
     yield _event(answer, [_choice({}, choice["finish_reason"])])
     if include_usage:
         yield _event(answer, [], usage=answer.get("usage"))

@@ -21,6 +21,10 @@ async def chat_completions(request: Request) -> Response:
         answer = await while_connected(request, work)
     if chat.stream:
         # At once, as all of it is there: one event after the other would cost a turn of the loop each.
-        events = b"".join(stream.chunks(answer, include_usage=chat.include_usage))
+        events = b"".join(
+            stream.chunks(
+                answer, include_usage=chat.include_usage, include_logprobs=chat.fields.get("logprobs") is True
+            )
+        )
         return Response(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
     return json_response(answer)
