@@ -300,9 +300,10 @@ def decode(entry: Fields, upcasts: Mapping[tuple[str, int], Upcast] = UPCASTS) -
         for v in range(version, kind.VERSION):
             entry = upcasts[name, v](entry)
         json = orjson.loads(entry[b"json"])
-        values: dict[str, Any] = {
-            field: _checked(json[field], types, field) for field, types in _JSON[name].items()
-        }
+        values: dict[str, Any] = {field: json[field] for field in _JSON[name]}
+        for field, types in _JSON[name].items():
+            if not isinstance(values[field], types) or isinstance(values[field], bool):
+                raise TypeError(f"{field} is a {type(values[field]).__name__}")
         if kind is TurnRecorded:
             if not all(isinstance(message, dict) for message in values["messages"]):
                 raise TypeError("messages holds something else than objects")
@@ -340,9 +341,3 @@ def _header(entry: Fields) -> tuple[str, int]:
     if version < 1:
         raise StreamCorrupt(f"{name} has version {version}")
     return name, version
-
-
-def _checked(value: Any, types: type | tuple[type, ...], field: str) -> Any:
-    if not isinstance(value, types) or isinstance(value, bool):
-        raise TypeError(f"{field} is a {type(value).__name__}")
-    return value

@@ -298,11 +298,17 @@ def _ensure_ids(ids: NDArray[Any], where: str) -> None:
         raise MalformedSamples(f"{where} holds the negative id {ids[bad]} at {bad}")
 
 
+_ALWAYS_FINITE: Final = frozenset({str, int, bool, type(None)})
+"""Most values of a sample's JSON: they need no closer look."""
+
+
 def _ensure_finite(value: Any, where: str) -> None:
     """JSON would turn a NaN reward into null, which means "no reward"."""
     left = [value]
     while left:
         value = left.pop()
+        if type(value) in _ALWAYS_FINITE:
+            continue
         if isinstance(value, dict):
             left.extend(value.values())
         elif isinstance(value, list | tuple):

@@ -14,6 +14,7 @@ Shapes: `T` tokens of the sample, `R` tokens of its response.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -60,7 +61,7 @@ class Piece:
         return self.turn.prompt_length + self.size
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PathPlan:
     """What of a path becomes its sample, and why the rest of its sampled tokens does not.
 
@@ -77,7 +78,7 @@ class PathPlan:
     left_out: Mapping[int, Sequence[tuple[Reason, int]]]
     is_cut: bool
 
-    @property
+    @cached_property
     def spans(self) -> dict[int, slice]:
         """Seq of each merged turn → where its output lies in the sample's response."""
         first = self.merged[0].start if self.merged else 0
@@ -102,6 +103,8 @@ def plan_path(path: Sequence[Turn], opened: SessionOpened, max_seq_len: int | No
     left_out: dict[int, list[tuple[Reason, int]]] = {}
     for place, piece in enumerate(whole):
         fits = fitting[place].size if place < len(fitting) else 0
+        if fits == len(piece.turn.event.output) and place < len(merged):
+            continue
         sizes = (
             (Reason.TRIMMED, len(piece.turn.event.output) - piece.size),
             (Reason.OVER_MAX_SEQ_LEN, piece.size - fits),
@@ -158,6 +161,8 @@ def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[Piece]:
 def _common_length(a: Ids, b: Ids) -> int:
     """How many tokens the two have in common at the start."""
     length = min(len(a), len(b))
+    if a[:length].tobytes() == b[:length].tobytes():  # nearly always, and the cheapest way to see it
+        return length
     differ = np.flatnonzero(a[:length] != b[:length])
     return int(differ[0]) if len(differ) else length
 

@@ -142,7 +142,7 @@ def apply(state: SessionState | None, entry_id: str, event: Event) -> SessionSta
         case TurnRecorded() if entry_id == turn_id(len(state.turns) + 1):
             turn = _turn(state, event)
             head = turn if state.opened.mode == "tree" or is_near(state.head, turn.parent) else state.head
-            return replace(state, turns=(*state.turns, turn), head=head)
+            return SessionState(state.opened, (*state.turns, turn), head)
     raise StreamCorrupt(f"{event.TYPE} at {entry_id} does not follow {state.last_id}")
 
 

@@ -16,6 +16,8 @@ ArgumentsForm = Literal["object", "string", "as_is"]
 """`function.arguments` decoded, as JSON text, or however the caller sent it."""
 
 _PROMPT_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_OTHER_NAMES = ("developer", "function")
+"""What `template_role` replaces."""
 
 
 def template_messages(
@@ -57,15 +59,19 @@ def _convert(
 ) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise RenderError(f"{where} is not an object")
-    role = template_role(message.get("role"), knows_developer=knows_developer)
+    role = said = message.get("role")
+    if said in _OTHER_NAMES:
+        role = template_role(said, knows_developer=knows_developer)
     if not isinstance(role, str) or role not in roles:
         raise RenderError(f"{where}.role is {role!r}; this model takes {', '.join(sorted(roles))}")
+    # A collect converts every message of a session, nearly all of them plain text.
     converted = {**message, "role": role}
-    if role == "assistant":
+    if role == "assistant" and ("reasoning" in message or not isinstance(message.get("content"), str)):
         converted = _with_reasoning(converted, f"{where}.content")
-    converted["content"] = _text(converted.get("content"), f"{where}.content")
-    calls = converted.pop("tool_calls", None)
-    if calls:
+    content = converted.get("content")
+    if not isinstance(content, str):
+        converted["content"] = _text(content, f"{where}.content")
+    if "tool_calls" in converted and (calls := converted.pop("tool_calls")):
         converted["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", arguments)
     return converted
 
@@ -101,8 +107,6 @@ def _thought(part: object, where: str) -> str | None:
 def _text(content: object, where: str) -> str:
     if content is None:
         return ""
-    if isinstance(content, str):
-        return content
     if not isinstance(content, list | tuple):
         raise RenderError(f"{where} is neither a string nor a list of parts")
     return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ class Segments:
     def join(self, start: int, end: int) -> str:
         """Texts `start` to `end` and the special tokens between them."""
         pairs = zip(self.texts[start:end], self.specials[start:end], strict=True)
-        return "".join(piece for pair in pairs for piece in pair) + self.texts[end]
+        return "".join(chain(chain.from_iterable(pairs), [self.texts[end]]))
 
 
 class Splitter:
