@@ -190,7 +190,8 @@ class Telemetry:
         self._tokens["reused"].inc(event.keep)
         self._tokens["rendered"].inc(len(event.suffix))
         self._tokens["sampled"].inc(len(event.output))
-        self._altered.inc(len(event.altered))
+        if event.altered:
+            self._altered.inc(len(event.altered))
         if at.parent is not None:
             self._trimmed.inc(at.parent.length - event.keep)
         if at.root is not None:

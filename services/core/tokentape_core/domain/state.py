@@ -35,6 +35,7 @@ class Turn:
         prompt_length: tokens that the engine received.
         length: prompt and output tokens.
         messages: messages of the path up to and with this turn's answer.
+        tools: the tools in force: its own, else those of the nearest turn above that names some.
     """
 
     seq: int
@@ -43,6 +44,7 @@ class Turn:
     prompt_length: int
     length: int
     messages: int
+    tools: list[dict[str, Any]] | None
 
     @cached_property
     def is_text(self) -> bool:
@@ -78,14 +80,6 @@ class Turn:
             sampled[turn.event.keep : turn.prompt_length] = False
             sampled[turn.prompt_length : turn.length] = True
         return sampled[: self.length]
-
-    @property
-    def tools(self) -> list[dict[str, Any]] | None:
-        """The tools in force: its own, else those of the nearest turn above that names some."""
-        turn: Turn | None = self
-        while turn is not None and turn.event.tools is None:
-            turn = turn.parent
-        return turn.event.tools if turn is not None else None
 
     @property
     def template_kwargs(self) -> Mapping[str, Any]:
@@ -174,4 +168,5 @@ def _turn(state: SessionState, event: TurnRecorded) -> Turn:
     prompt_length = event.keep + len(event.suffix)
     messages = (parent.messages if parent else 0) + len(event.messages)
     length = prompt_length + len(event.output)
-    return Turn(seq, event, parent, prompt_length, length, messages)
+    tools = event.tools if event.tools is not None or parent is None else parent.tools
+    return Turn(seq, event, parent, prompt_length, length, messages, tools)

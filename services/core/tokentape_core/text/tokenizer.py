@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,9 +209,10 @@ class Tokenizer:
         compiled template is cached.
         """
         template = self._hf.get_chat_template(tools=tools)
-        if not prepare(template) and clock.NAME in template:
+        has_clock = clock.NAME in template
+        if not prepare(template) and has_clock:
             raise TokenizerError("this version of transformers gives chat templates no date but today's")
-        with clock.stopped_at(opened_at):
+        with clock.stopped_at(opened_at) if has_clock else nullcontext():
             text = self._hf.apply_chat_template(
                 list(messages),
                 tools=None if tools is None else list(tools),
