@@ -19,6 +19,7 @@ from tokentape_contracts.accounting import Reason
 from tokentape_core.domain.assemble import Assembly, assemble
 from tokentape_core.domain.state import SessionState, fold
 from tokentape_core.store import MemoryStore
+from tokentape_core.text.errors import RenderError
 
 FILE = Path(os.environ.get("ECHO_CASES", Path(__file__).parent / "echo.jsonl"))
 CASES = [json.loads(line) for line in FILE.read_text().splitlines() if line.strip()]
@@ -41,6 +42,15 @@ def renderer() -> Any:
     return small_renderer(small_qwen())
 
 
+def _sampled(renderer: Any, case: dict[str, Any]) -> str:
+    """The text that a model samples as the answer; of one that no template writes, such as broken JSON, any."""
+    try:
+        ids = renderer.sample(case["first"], case["answer"], tools=case.get("tools"))
+    except RenderError:
+        return "what the engine's parser made the answer of"
+    return str(renderer.tokenizer.decode(ids[:-1]))
+
+
 @pytest.fixture
 async def play(renderer: Any) -> AsyncIterator[Any]:
     engine, store = ScriptedEngine(renderer.tokenizer), MemoryStore()
@@ -50,8 +60,7 @@ async def play(renderer: Any) -> AsyncIterator[Any]:
             opened = await client.post("/sessions", json={"mode": case["mode"], **case.get("open", {})})
             assert opened.status_code == 200, opened.text
             session_id = opened.json()["session_id"]
-            ids = renderer.sample(case["first"], case["answer"], tools=case.get("tools"))
-            text = renderer.tokenizer.decode(ids[:-1])
+            text = _sampled(renderer, case)
             engine.answer = lambda body: httpx.Response(
                 200, json=engine.reply(body, text, message=case["answer"])
             )
