@@ -43,7 +43,7 @@ def renderer() -> Any:
 
 
 def _sampled(renderer: Any, case: dict[str, Any]) -> str:
-    """The text that a model samples as the answer; of one that no template writes, such as broken JSON, any."""
+    """The text that a model samples as the answer; any, of one that no template writes (broken JSON)."""
     try:
         ids = renderer.sample(case["first"], case["answer"], tools=case.get("tools"))
     except RenderError:
