@@ -97,7 +97,12 @@ class Accounting:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the session's metadata."""
-        return {**asdict(self), "left_out": [asdict(entry) for entry in self.left_out]}
+        return {
+            "generations": self.generations,
+            "sampled_tokens": self.sampled_tokens,
+            "trained_tokens": self.trained_tokens,
+            "left_out": [asdict(entry) for entry in self.left_out],
+        }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Accounting":

@@ -67,6 +67,7 @@ class PathPlan:
 
     Attributes:
         path: from the root to the leaf.
+        tokens: int32[T], those of the whole path.
         merged: the turns of the sample, in order; none if nothing of the path fits into `max_seq_len`.
         left_out: seq → reasons, each with its number of output tokens, of every turn of the path that is not
             in the sample as a whole.
@@ -74,6 +75,7 @@ class PathPlan:
     """
 
     path: Sequence[Turn]
+    tokens: Ids
     merged: Sequence[Piece]
     left_out: Mapping[int, Sequence[tuple[Reason, int]]]
     is_cut: bool
@@ -97,7 +99,8 @@ def plan_path(path: Sequence[Turn], opened: SessionOpened, max_seq_len: int | No
     Raises:
         PrefixBroken: a turn's prompt does not begin with its parent's tokens.
     """
-    whole = _cut(path, opened.max_trim_tokens)
+    tokens = path[-1].tokens
+    whole = _cut(path, tokens, opened.max_trim_tokens)
     fitting = whole if max_seq_len is None else _truncate(whole, max_seq_len)
     merged, reason = _mergeable(fitting, opened.replay)
     left_out: dict[int, list[tuple[Reason, int]]] = {}
@@ -113,7 +116,7 @@ def plan_path(path: Sequence[Turn], opened: SessionOpened, max_seq_len: int | No
         if why := [(reason, size) for reason, size in sizes if size]:
             left_out[piece.turn.seq] = why
     is_cut = [piece.size for piece in fitting] != [piece.size for piece in whole]
-    return PathPlan(path, merged, left_out, is_cut)
+    return PathPlan(path, tokens, merged, left_out, is_cut)
 
 
 def path_sample(plan: PathPlan, opened: SessionOpened, decode: Decode, stored: Stored) -> Sample:
@@ -140,8 +143,7 @@ def path_sample(plan: PathPlan, opened: SessionOpened, decode: Decode, stored: S
     return sample
 
 
-def _cut(path: Sequence[Turn], max_trim_tokens: int) -> list[Piece]:
-    final = path[-1].tokens
+def _cut(path: Sequence[Turn], final: Ids, max_trim_tokens: int) -> list[Piece]:
     prompted = len(final)  # what lies behind the shortest later prompt was sampled by a later turn
     pieces: list[Piece] = []
     for turn in reversed(path):
@@ -201,7 +203,8 @@ def _mergeable(pieces: Sequence[Piece], replay: Mapping[str, ReplaySpec]) -> tup
 def _merge(plan: PathPlan, decode: Decode) -> Sample:
     merged, spans = plan.merged, plan.spans
     last = merged[-1]
-    tokens = last.turn.tokens[: last.end]
+    whole = plan.tokens if last.turn is plan.path[-1] else last.turn.tokens
+    tokens = whole[: last.end]
     first = merged[0].start
     mask = np.zeros(last.end - first, np.uint8)
     logprobs = np.zeros(last.end - first, np.float64)

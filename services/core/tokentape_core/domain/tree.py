@@ -11,6 +11,7 @@ Two hooks decide what is trained:
 Order and choice depend on seq alone, never on wall-clock times.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -162,9 +163,12 @@ def retries(state: SessionState) -> dict[int, int]:
     The input is repeated if the engine read the same tokens after the same parent, however the messages were
     spelled.
     """
+    siblings = Counter(turn.event.parent for turn in state.turns)
     last: dict[tuple[int, int, bytes], int] = {}
     again: dict[int, int] = {}
     for turn in reversed(state.turns):
+        if siblings[turn.event.parent] == 1:
+            continue
         newest = last.setdefault(prompt_key(turn), turn.seq)
         if newest != turn.seq:
             again[turn.seq] = newest
