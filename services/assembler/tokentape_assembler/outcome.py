@@ -26,7 +26,7 @@ from tokentape_core.comparison import comparison
 from tokentape_core.domain.assemble import Assembly, assemble, replay_turns
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
-from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks, leaves
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.domain.view import Compare
 from tokentape_core.store import Store
 from tokentape_core.text.mismatch import Kind
@@ -167,10 +167,11 @@ def _counts(state: SessionState, assembly: Assembly) -> Counts:
     found = [metadata.get("tito_session_mismatch") for metadata in compared]
     entries = [entry for some in found if isinstance(some, list) for entry in some]
     types = [entry.get("type") for entry in entries if isinstance(entry, dict)]
+    continued = {turn.event.parent for turn in state.turns} - {0}
     return Counts(
         samples=dict(Counter(sample.status.value for sample in assembly.samples)),
         picked=assembly.picked,
-        dropped=len(leaves(state)) - assembly.picked,
+        dropped=len(state.turns) - len(continued) - assembly.picked,
         tokens=assembly.accounting.fates,
         mismatches=dict(Counter(kind for kind in types if kind in MISMATCHES)),
     )
