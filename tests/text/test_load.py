@@ -40,7 +40,7 @@ def test_each_setting_that_changes_ids_changes_the_fingerprint(directory: str, t
     others = [
         replace(plain, chat_template=template),
         replace(plain, family="qwen3"),
-        replace(plain, template_kwargs={"enable_thinking": False}),
+        replace(plain, chat_template_kwargs={"enable_thinking": False}),
         replace(plain, tools_form="sglang-0.5.16"),
         replace(plain, tools_form="sglang-0.5.23"),
         replace(plain, end_tokens=("<|im_end|>", "<|endoftext|>")),
@@ -67,7 +67,7 @@ def _differ(one: TextSettings, other: TextSettings, name: str) -> bool:
         {
             "chat_template": Path("/x.jinja"),
             "family": "default",
-            "template_kwargs": {"a": [1, None]},
+            "chat_template_kwargs": {"a": [1, None]},
             "tools_form": "sglang-0.5.23",
             "end_tokens": ("<a>", "<b>"),
             "special_tokens_in_text": "as-text",
@@ -103,7 +103,7 @@ def test_a_renderer_that_cannot_be_made_is_the_operators(directory: str, tmp_pat
     """Reserved template arguments and unknown end tokens end a process at the start."""
     plain = TextSettings(tokenizer=directory)
     with pytest.raises(TokenizerError, match="may not be named messages"):
-        load_renderer(replace(plain, template_kwargs={"messages": 1}))
+        load_renderer(replace(plain, chat_template_kwargs={"messages": 1}))
     with pytest.raises(TokenizerError, match="end with <x>, which this tokenizer does not know"):
         load_renderer(replace(plain, end_tokens=("<x>",)))
     small_tokenizer().save_pretrained(str(tmp_path / "bare"))

@@ -20,7 +20,7 @@ from tokentape_core.text.without_torch import without_torch
 
 def build(settings: ApiSettings) -> Starlette:
     """The application on real parts. Loads the tokenizer; connects to nothing yet."""
-    renderer = load_renderer(settings.text)
+    renderer = load_renderer(settings)
     client = connect(settings.redis_url)
     return build_app(
         settings,

@@ -8,9 +8,7 @@ from typing import Any, Final
 from tokentape_contracts import limits
 from tokentape_contracts.http import ALTERED_ANSWER, PIN_FIELDS
 from tokentape_core.addresses import queue_url
-from tokentape_core.text.literal import AS_TEMPLATE
 from tokentape_core.text.load import TextSettings
-from tokentape_core.text.tools import AS_SENT
 
 ENGINES: Final = ("sglang", "vllm")
 REPLAY: Final = ("off", "full", "incremental")
@@ -26,19 +24,14 @@ _CHOICES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
+class ApiSettings(TextSettings):
     """Everything an API process can be told.
 
     Attributes:
         engine_url: base URL of the engine or router, without `/v1`; may hold a password, so it is never
             shown.
-        tokenizer: name or directory of the model's tokenizer.
         redis_url: where the sessions are kept (`tokentape_core.addresses`); may hold a password, so it is
             never shown.
-        chat_template: a Jinja file that replaces the tokenizer's own chat template.
-        family: the model family, whose boundary rules apply.
-        chat_template_kwargs, tools_form, end_tokens, special_tokens_in_text: what else decides which ids a
-            conversation has (`TextSettings`).
         mode: of sessions that name none.
         matcher: of sessions that name none; a built-in name, or the import path of a function.
         altered_answer: what linear sessions that name nothing else do with a recorded answer that comes back
@@ -65,14 +58,7 @@ class ApiSettings:
     """
 
     engine_url: str = field(repr=False)
-    tokenizer: str
     redis_url: str = field(repr=False)
-    chat_template: Path | None = None
-    family: str = "default"
-    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
-    tools_form: str = AS_SENT
-    end_tokens: tuple[str, ...] = ()
-    special_tokens_in_text: str = AS_TEMPLATE
     mode: str = "linear"
     matcher: str = "equivalent"
     altered_answer: str = "refuse"
@@ -91,25 +77,13 @@ class ApiSettings:
     retention_s: int = limits.RETENTION_S
 
     @property
-    def text(self) -> TextSettings:
-        """What the renderer is made from."""
-        return TextSettings(
-            tokenizer=self.tokenizer,
-            chat_template=self.chat_template,
-            family=self.family,
-            template_kwargs=self.chat_template_kwargs,
-            tools_form=self.tools_form,
-            end_tokens=self.end_tokens,
-            special_tokens_in_text=self.special_tokens_in_text,
-        )
-
-    @property
     def queue_url(self) -> str:
         """Where the queue is, whether told or not."""
         return queue_url(self.redis_url, self.queue_redis_url)
 
     def __post_init__(self) -> None:
-        _ = self.queue_url, self.text
+        TextSettings.__post_init__(self)
+        _ = self.queue_url
         if unknown := sorted(set(self.pins) - PIN_FIELDS):
             raise ValueError(f"pins: {unknown[0]!r} cannot be pinned; known: {', '.join(sorted(PIN_FIELDS))}")
         if self.redis_wait_replicas < 0:

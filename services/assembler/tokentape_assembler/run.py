@@ -57,7 +57,7 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
     hello = orjson.dumps(
         {
             "redis_url": settings.redis_url,
-            "text": settings.text.to_json(),
+            "text": settings.to_json(),
             "pick_hook": settings.pick_hook,
             "finish_hook": settings.finish_hook,
         }

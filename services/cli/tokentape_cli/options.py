@@ -451,10 +451,8 @@ def text_settings(settings: Mapping[str, Setting]) -> TextSettings:
     Raises:
         UsageError: two options do not fit each other.
     """
-    given = values(settings, TEXT)
-    given["template_kwargs"] = given.pop("chat_template_kwargs")
     try:
-        return TextSettings(**given)
+        return TextSettings(**values(settings, TEXT))
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ __all__ = ["TextSettings", "load_renderer", "load_tokenizer", "renderer_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSettings:
-    """What a renderer is made from. Processes with equal settings give equal ids.
+    """What a renderer is made from. Processes with equal settings give equal ids, and so inherit these.
 
     Attributes:
         tokenizer: directory or name of the model's tokenizer.
         chat_template: a Jinja file that replaces the tokenizer's own chat template.
         family: the model family, whose boundary rules apply.
-        template_kwargs: template arguments of every prompt that does not say otherwise.
+        chat_template_kwargs: template arguments of every prompt that does not say otherwise.
         tools_form: in which form the template gets tools, one of `TOOLS_FORMS`.
         end_tokens: spellings of the tokens that end a turn, for a model without a family of its own.
         special_tokens_in_text: what becomes of a special token that a message spells, one of
@@ -38,7 +38,7 @@ class TextSettings:
     tokenizer: str
     chat_template: Path | None = None
     family: str = "default"
-    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     tools_form: str = AS_SENT
     end_tokens: tuple[str, ...] = ()
     special_tokens_in_text: str = AS_TEMPLATE
@@ -57,22 +57,16 @@ class TextSettings:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The settings for another process, as `from_json` reads them."""
-        return {
-            "tokenizer": self.tokenizer,
-            "chat_template": str(self.chat_template) if self.chat_template else None,
-            "family": self.family,
-            "template_kwargs": dict(self.template_kwargs),
-            "tools_form": self.tools_form,
-            "end_tokens": list(self.end_tokens),
-            "special_tokens_in_text": self.special_tokens_in_text,
-        }
+        """The settings for another process, as `from_json` reads them: these, and none of a class below."""
+        values = {each.name: getattr(self, each.name) for each in fields(TextSettings)}
+        path = values["chat_template"]
+        return {**values, "chat_template": None if path is None else str(path)}
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TextSettings:
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> TextSettings:
         """The settings that another process gave. Raises `TypeError` for other keys than `to_json` writes."""
         path = values["chat_template"]
-        return cls(
+        return TextSettings(
             **{
                 **values,
                 "chat_template": Path(path) if path else None,
@@ -100,7 +94,7 @@ def renderer_of(tokenizer: Tokenizer, settings: TextSettings) -> ChatRenderer:
         return ChatRenderer(
             tokenizer,
             _family(settings),
-            settings.template_kwargs,
+            settings.chat_template_kwargs,
             tools_form=settings.tools_form,
             special_tokens_in_text=settings.special_tokens_in_text,
         )
