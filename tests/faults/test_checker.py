@@ -304,6 +304,8 @@ async def test_an_assembler_that_always_errs_is_noticed(
         return assembly
 
     monkeypatch.setattr(outcome, "assemble", err)
+    # The worker would find a mask that does not add up by itself; the checker does not rely on it.
+    monkeypatch.setattr(outcome, "_ensure_accounted", lambda *_: None)
     story = Story()
     await story.deliver()
     (problem,) = (await story.report()).problems
