@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,11 +95,17 @@ def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
         if "tree" in siblings[0].metadata:
             print(f"\nThe tree of {_title(siblings[0]).partition(', leaf')[0]}\n{show_tree(siblings)}")
     tokens = sum(len(sample.tokens) for sample in samples)
-    sampled = sum(sum(sample.loss_mask or []) for sample in samples)
+    trained = sum(sum(sample.loss_mask or []) for sample in samples)
+    said = [s[0].metadata["accounting"] for s in rollouts if "accounting" in s[0].metadata]
+    sampled = sum(accounting["sampled_tokens"] for accounting in said)
+    left_out: Counter[str] = Counter()
+    for entry in (entry for accounting in said for entry in accounting["left_out"]):
+        left_out[entry["reason"]] += entry["tokens"]
+    others = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
     calls = sum(siblings[0].metadata.get("tool_calls", 0) for siblings in rollouts)
     print(
-        f"\n{verified} of {len(samples)} samples verified: {tokens} tokens, {sampled} of them sampled, "
-        f"{calls} tool calls, largest log-prob difference {worst:.1e}"
+        f"\n{verified} of {len(samples)} samples verified: {tokens} tokens, {calls} tool calls, largest "
+        f"log-prob difference {worst:.1e}\n{trained} of {sampled} sampled tokens are trained, the others: {others}"
     )
     return 0 if verified == len(samples) else 1
 

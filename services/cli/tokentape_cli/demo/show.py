@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_driver import RolloutSample
@@ -40,10 +41,10 @@ def show(sample: RolloutSample, tokenizer: Tokenizer, title: str, *, color: bool
 
 
 def show_tree(samples: list[RolloutSample]) -> str:
-    """The branches of one session: each turn, and the leaf in whose sample it is trained, if in any."""
+    """The branches of one session: each turn, and the leaf in whose sample it is trained, or why in none."""
     nodes = samples[0].metadata["tree"]["nodes"]
     trained = _trained_in(samples)
-    kept = {sample.metadata["leaf"]["node_id"] for sample in samples}
+    left_out = {entry["turn"] - 1: entry for entry in samples[0].metadata["accounting"]["left_out"]}
     lines: list[str] = []
 
     def draw(parent: int | None, indent: str) -> None:
@@ -52,20 +53,24 @@ def show_tree(samples: list[RolloutSample]) -> str:
             is_last = node is children[-1]
             start, end = node["completion_span"]
             is_leaf = not any(other["parent"] == node["id"] for other in nodes)
-            fate = f"trained in leaf {trained[node['id']]}" if node["id"] in trained else "not trained"
-            mark = (
-                ""
-                if not is_leaf
-                else ", a leaf"
-                if node["id"] in kept
-                else ", a leaf with a later sibling: dropped"
-            )
+            if node["id"] in trained:
+                fate = f"trained in leaf {trained[node['id']]}"
+            else:
+                fate = f"not trained: {_reason(left_out.get(node['id']))}"
+            mark = ", a leaf" if is_leaf else ""
             branch = "└─" if is_last else "├─"
             lines.append(f"  {indent}{branch} turn {node['id']}: tokens {start} to {end}, {fate}{mark}")
             draw(node["id"], indent + ("   " if is_last else "│  "))
 
     draw(None, "")
     return "\n".join(lines)
+
+
+def _reason(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return "nothing was sampled"
+    by = "" if entry["by"] is None else f" by turn {entry['by'] - 1}"
+    return f"{entry['tokens']} tokens {entry['reason']}{by}"
 
 
 def _trained_in(samples: list[RolloutSample]) -> dict[int, int]:
