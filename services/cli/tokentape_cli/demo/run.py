@@ -105,7 +105,8 @@ def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
     calls = sum(siblings[0].metadata.get("tool_calls", 0) for siblings in rollouts)
     print(
         f"\n{verified} of {len(samples)} samples verified: {tokens} tokens, {calls} tool calls, largest "
-        f"log-prob difference {worst:.1e}\n{trained} of {sampled} sampled tokens are trained, the others: {others}"
+        f"log-prob difference {worst:.1e}\n{trained} of {sampled} sampled tokens are trained, the others: "
+        f"{others}"
     )
     return 0 if verified == len(samples) else 1
 
