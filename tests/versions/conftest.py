@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.versions.releases import NEXT, PREVIOUS, Release, recorded_engine, unpack
+from tests.versions.releases import NEXT, OLDER, PREVIOUS, Release, recorded_engine, unpack
 from tokentape_cli.embedded import EmbeddedValkey
 
 Start = Callable[[str, str], Release]
@@ -14,6 +14,11 @@ Start = Callable[[str, str], Release]
 @pytest.fixture(scope="session")
 def previous_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return unpack(PREVIOUS, tmp_path_factory.mktemp("previous"))
+
+
+@pytest.fixture(scope="session")
+def older_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return unpack(OLDER, tmp_path_factory.mktemp("older"))
 
 
 @pytest.fixture
@@ -46,6 +51,12 @@ def start(server: EmbeddedValkey, tokenizer_dir: Path, tmp_path: Path) -> Iterat
 def previous(start: Start, previous_path: str) -> Release:
     """The release before this one."""
     return start("previous", previous_path)
+
+
+@pytest.fixture
+def older(start: Start, older_path: str) -> Release:
+    """The last release that wrote older events."""
+    return start("older", older_path)
 
 
 @pytest.fixture

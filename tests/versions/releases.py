@@ -17,8 +17,11 @@ from tests.support.processes import Fleet, Running, wait_for
 from tokentape_cli.processes import free_port
 from tokentape_core.text.tokenizer import Tokenizer
 
-PREVIOUS = "a2d2cf5a9adf93a66d16c381e6c5d5333db31689"
-"""The release before this one; whoever releases moves it."""
+PREVIOUS = "ce64d5b41f3dd5ade749bed04b20657fd0ef52d3"
+"""The release before this one with the same versions of events, or a candidate of this one; whoever releases
+moves it."""
+OLDER = "312cded57f3824a55cb8c337c8302237fbad9cb3"
+"""The last release that wrote older events."""
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (

@@ -12,7 +12,7 @@ from tests.support.processes import Running
 from tests.versions.releases import Release
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_contracts import keys
-from tokentape_contracts.events import SEALED_ID, SessionOpened, TurnRecorded
+from tokentape_contracts.events import SEALED_ID, TYPES, SessionOpened, TurnRecorded
 from tokentape_core.store import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -77,12 +77,14 @@ async def test_a_newer_event_is_refused(
         messages = [*FIRST, first.json()["choices"][0]["message"], {"role": "user", "content": "second"}]
         assert (await new.chat(session, messages)).status_code == 200
     written = await redis_client.xrange(keys.events(session))
-    assert (written[-1][1][b"type"], written[-1][1][b"v"]) == (newer.encode(), b"3")
+    known = TYPES[newer].VERSION
+    assert (written[-1][1][b"type"], written[-1][1][b"v"]) == (newer.encode(), b"%d" % (known + 1))
 
     requests = (old.chat(session), old.get(session), old.get(session, "events"), old.collect(session))
     for reply in await asyncio.gather(*requests):
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "event_unsupported")
-        assert f"{newer} v3 is newer than this version's v2" in reply.json()["error"]["message"]
+        told = f"{newer} v{known + 1} is newer than this version's v{known}"
+        assert told in reply.json()["error"]["message"]
         assert reply.headers["x-should-retry"] == "false"
     assert await redis_client.xrange(keys.events(session)) == written
     assert not await redis_client.exists(keys.audit(session))

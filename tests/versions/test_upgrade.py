@@ -140,3 +140,27 @@ async def test_an_upgrade_and_its_rollback(
     report = await verify(history, server, current)
     assert report.acknowledged > 100
     assert min(map(done, (*previous.started, *current.started))) > 0
+
+
+async def test_an_upgrade_from_older_events(older: Release, current: Release, server: EmbeddedValkey) -> None:
+    """Workers first, then the API between two requests: older sessions go on, and nothing is lost."""
+    api, url = older.serve()
+    current.assembler()
+    urls, history = [url], History()
+    workload = Workload(["http://balancer"], history, 1, network=lambda: Balanced(urls))
+    async with workload:
+        conversations = [Conversation(workload, await workload.open(mode)) for mode in ("linear", "tree")]
+
+        async def go_on() -> None:
+            for _ in range(5):
+                await asyncio.gather(*(conversation.go_on() for conversation in conversations))
+
+        await go_on()
+        _, urls[0] = await asyncio.to_thread(current.serve)
+        assert await asyncio.to_thread(api.stop) == 0
+        await go_on()
+        for conversation in conversations:
+            await workload.delete(conversation.session)
+    report = await verify(history, server, current)
+    assert report.acknowledged == 2 * 2 * 5
+    assert min(map(done, (*older.started, *current.started))) > 0
