@@ -89,7 +89,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 ANSWER = {"role": "assistant", "content": "fine"}
 CHATS: list[dict[str, Any]] = [
-    {"model": "m", "messages": [USER]},
+    {"model": "m", "messages": [USER], "tools": [TOOL]},
     {"model": "m", "messages": [USER, ANSWER, USER], "temperature": 1.0, "tools": [TOOL]},
     {"model": "m", "messages": [USER, ANSWER, USER, ANSWER, {"role": "tool", "content": "4"}]},
     {
