@@ -477,3 +477,44 @@ def test_a_turn_without_messages_is_passed_over() -> None:
     """A stream of another writer's may hold such a turn; it alters nothing."""
     state = state_of(turn(messages=[]))
     assert position(state, FIRST).parent is state.head
+
+
+def test_of_equal_answers_the_one_on_the_line_is_stepped_back_to() -> None:
+    """A duplicate that was answered alike, and late, does not stand between the line and its own retry."""
+    state = state_of(
+        turn(messages=[*FIRST, assistant("ok")]),
+        turn(messages=[*FIRST, assistant("ok")]),
+        turn(parent=1, keep=4, messages=[user("b"), assistant("x")]),
+    )
+    said = [*FIRST, assistant("ok")]
+    for new in (user("b"), user("c")):
+        assert _at(state, [*said, new]) == (1, [new])
+
+
+def test_of_answers_that_are_kept_the_one_on_the_line_is_stepped_back_to() -> None:
+    """Where two recorded answers could be the altered one, the session has gone on from one of them."""
+    state = state_of(
+        turn(messages=[*FIRST, assistant("one")]),
+        turn(messages=[*FIRST, assistant("two")]),
+        turn(parent=1, keep=4, messages=[user("b"), assistant("x")]),
+        first=opened(altered_answer="keep"),
+    )
+    assert _at(state, [*FIRST, assistant("one!"), user("c")]) == (1, [user("c")])
+
+
+def test_examples_after_a_side_request_are_no_answers() -> None:
+    """A first request that has nothing of the title request before it may bring examples of its own."""
+    title = state_of(turn(messages=[{"role": "system", "content": "Title"}, user("2+2"), assistant("Sum")]))
+    assert _at(title, DEMO) == (0, DEMO)
+    # With the same beginning the message in the answer's place could be the answer.
+    with pytest.raises(CannotExtend, match="which would be lost"):
+        position(state_of(turn(messages=[SYSTEM, user("2+2"), assistant("4")])), DEMO)
+
+
+def test_another_head_than_a_cut_turns_begins_a_new_root() -> None:
+    """It does not continue the turn that was cut at its length."""
+    state = state_of(turn(messages=WHOLE[:3], tools=[TOOL], finish="length"), first=opened(mode="tree"))
+    at = find(state, SECOND, strict, Head([OTHER], {}))
+    assert (at.parent, at.root) == (None, "head_changed")
+    with pytest.raises(TurnTruncated):
+        find(state, SECOND, strict, Head([TOOL], {}))

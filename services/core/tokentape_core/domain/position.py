@@ -171,7 +171,7 @@ def _in_tree(state: SessionState, echo: "_Echo") -> _Place:
     place = _deepest(state, echo)
     if place.turn is None:
         return place
-    if place.turn.event.finish == "length":
+    if place.turn.event.finish == "length" and echo.keeps_head(place):
         raise TurnTruncated(
             f"the request continues turn {place.turn.seq}, which was cut at its length; branch off before "
             "it, or allow more tokens"
@@ -198,7 +198,7 @@ def _on_line(state: SessionState, echo: "_Echo") -> _Place:
     place = _Place(path[depth - 1] if depth else None, ids)
     if state.head is None or (place.turn is state.head and echo.keeps_head(place)):
         return place
-    best = _deepest(state, echo, keeps=state.opened.altered_answer == "keep")
+    best = _deepest(state, echo, path, keeps=state.opened.altered_answer == "keep")
     if best.turn is state.head or _is_beside(best.turn, state.head):
         return best
     if place.turn is state.head:
@@ -238,11 +238,13 @@ def _stepping_back(head: Turn, place: _Place, best: _Place, echo: "_Echo") -> _P
     return place
 
 
-def _deepest(state: SessionState, echo: "_Echo", *, keeps: bool = False) -> _Place:
-    """The deepest repeated turn; of equally deep ones one with the request's head, and of these the newest.
+def _deepest(state: SessionState, echo: "_Echo", line: Sequence[Turn] = (), *, keeps: bool = False) -> _Place:
+    """The deepest repeated turn.
 
-    With `keeps` an answer may have come back altered; of equally deep turns one with fewer such goes first.
+    Of equally deep ones one with the request's head goes first, then one of the `line`, then the newest. With
+    `keeps` an answer may have come back altered; one with fewer such goes before the others.
     """
+    on_line = {turn.seq for turn in line}
     repeated: dict[int, _Place] = {0: _Place(None, _SAME_IDS)}
     deepest = repeated[0]
     for turn in state.turns:
@@ -255,7 +257,8 @@ def _deepest(state: SessionState, echo: "_Echo", *, keeps: bool = False) -> _Pla
         if ids is None:
             continue
         place = repeated[turn.seq] = _Place(turn, ids, altered)
-        if echo.fits(place, deepest):
+        fit, best = echo.fit(place, deepest), echo.fit(deepest, place)
+        if fit > best or (fit == best and (deepest.turn is None or deepest.turn.seq not in on_line)):
             deepest = place
     return deepest
 
@@ -300,12 +303,13 @@ class _Echo:
     def answers_instead(self, turn: Turn, start: int) -> bool:
         """Whether a request that does not repeat the turn has an answer for it all the same.
 
-        That is an assistant message in the place of the turn's answer, or that answer in another place.
+        That is an assistant message in the place of the turn's answer, unless the request has nothing of the
+        turn; or that answer in another place.
         """
-        place = turn.messages - 1
-        if any(role_of(message) == "assistant" for message in self._messages[place : place + 1]):
+        own, place = turn.event.messages, turn.messages - 1
+        begins = own and self._messages[start:] and self._matcher(own[0], self._messages[start])
+        if begins and any(role_of(message) == "assistant" for message in self._messages[place : place + 1]):
             return True
-        own = turn.event.messages
         given = len(own) - 1  # what the client sent with the turn may hold answers of its own
         rest = self._messages[start:]
         same = next(
@@ -317,10 +321,12 @@ class _Echo:
         """Whether the request's head is that of the place."""
         return place.turn is None or _head_of(place.turn).change_to(self._asked) is None
 
-    def fits(self, place: "_Place", other: "_Place") -> bool:
-        """Whether the request fits to the first place at least as well as to the other."""
-        ours, theirs = ((p.messages, -len(p.altered)) for p in (place, other))
-        return ours > theirs or (ours == theirs and (self.keeps_head(place) or not self.keeps_head(other)))
+    def fit(self, place: "_Place", other: "_Place") -> tuple[int, int, bool]:
+        """How well the request fits to the place, to compare with the other, which fits as `fit` says."""
+        fit = place.messages, -len(place.altered)
+        # Heads are long: they are looked at only where nothing else decides.
+        is_tied = fit == (other.messages, -len(other.altered))
+        return (*fit, is_tied and self.keeps_head(place))
 
     def new_messages(self, place: "_Place") -> list[dict[str, Any]]:
         """The messages after those of the place, with the recorded ids of the calls that they answer."""
