@@ -25,6 +25,13 @@ def _call(arguments: Any = '{"a":1}', name: str = "ls", **fields: Any) -> dict[s
     }
 
 
+def _tool(**custom: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "c1", "type": "custom", "custom": {"name": "sh"} | custom}],
+    }
+
+
 NO_HEAD = Head(None, {})
 
 
@@ -105,6 +112,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool, bool, bool]] = {
     "a call's id": (_call(id="c2"), _call(), False, False, True),
     "a call's type": (_call(type="custom"), _call(), False, False, True),
     "a call without function": (_call(function=None), _call(function={}), True, True, True),
+    "a call of another type": (_tool(input="ls"), _tool(input="rm"), False, False, True),
+    "empty calls": ({**A, "tool_calls": [None]}, {**A, "tool_calls": [[]]}, True, True, True),
     "a function that is text": (_call(function="x"), _call(function="x"), True, True, True),
     "a function that is text or an object": (_call(function="x"), _call(), False, False, True),
     "function name": (_call(name="rm"), _call(), False, False, True),

@@ -12,7 +12,7 @@ What clients were seen to change when they send an answer back, none of which sa
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 _ROLES: Final = {"developer": "system", "function": "tool"}
@@ -20,7 +20,8 @@ _ROLES: Final = {"developer": "system", "function": "tool"}
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 MARKS: Final = frozenset({"cache_control"})
 """Keys of a content part, or of a tool, that say how to serve it, not what it says."""
-_EMPTY: Final[tuple[Any, ...]] = (None, "", [])
+_UNSAID: Final = frozenset({"id", "index"})
+"""Keys of a tool call that do not say what it calls."""
 
 
 def differing_key(stored: Mapping[str, Any], incoming: Mapping[str, Any]) -> str | None:
@@ -63,12 +64,36 @@ def equal_json(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def equal(a: Any, b: Any) -> bool:
+    """Equality of JSON values to which every empty value is the same."""
+    return (_is_empty(a) and _is_empty(b)) or equal_json(a, b)
+
+
+def same_call(stored: Any, incoming: Any, same_arguments: Callable[[Any, Any], bool]) -> bool:
+    """Whether two tool calls call the same; their `id` and `index` do not count.
+
+    Of a call of another type than a function all keys that have a value must be equal.
+    """
+    if not isinstance(stored, dict) or not isinstance(incoming, dict):
+        return equal(stored, incoming)
+    ours, theirs = stored.get("function"), incoming.get("function")
+    if not isinstance(ours, dict) or not isinstance(theirs, dict) or not (ours or theirs):
+        return equal_json(_said(stored), _said(incoming))
+    return equal(ours.get("name"), theirs.get("name")) and same_arguments(
+        ours.get("arguments"), theirs.get("arguments")
+    )
+
+
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object, for `json.loads`; with a key twice it has no single meaning, hence equals nothing."""
     keys = dict(pairs)
     if len(keys) != len(pairs):
         raise ValueError("duplicate key")
     return keys
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ("", [])
 
 
 def _reasoning(message: Mapping[str, Any]) -> Any:
@@ -107,31 +132,19 @@ def _without_marks(part: Any) -> Any:
 
 
 def _same_calls(stored: Any, incoming: Any) -> bool:
-    if stored in _EMPTY or incoming in _EMPTY:
-        return stored in _EMPTY and incoming in _EMPTY
     if not isinstance(stored, list) or not isinstance(incoming, list):
-        return equal_json(stored, incoming)
+        return equal(stored, incoming)
     return len(stored) == len(incoming) and all(
-        _same_call(a, b) for a, b in zip(stored, incoming, strict=True)
+        same_call(a, b, _same_arguments) for a, b in zip(stored, incoming, strict=True)
     )
 
 
-def _same_call(stored: Any, incoming: Any) -> bool:
-    ours, theirs = _function(stored), _function(incoming)
-    if ours is None or theirs is None:
-        return equal_json(stored, incoming)
-    return equal_json(ours.get("name"), theirs.get("name")) and _same_arguments(
-        ours.get("arguments"), theirs.get("arguments")
-    )
-
-
-def _function(call: Any) -> Mapping[str, Any] | None:
-    function = call.get("function") if isinstance(call, dict) else None
-    return function if isinstance(function, dict) else None
+def _said(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if value and key not in _UNSAID}
 
 
 def _same_arguments(a: Any, b: Any) -> bool:
-    if type(a) is str and type(b) is str and a == b:
+    if equal(a, b):
         return True
     try:
         return equal_json(_arguments(a), _arguments(b))

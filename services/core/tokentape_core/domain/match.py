@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from tokentape_core.domain.canonical import differing_key, equal_json, unique_keys
+from tokentape_core.domain.canonical import differing_key, equal, equal_json, same_call, unique_keys
 
 Message = Mapping[str, Any]
 Matcher = Callable[[Message, Message], bool]
@@ -31,7 +31,7 @@ def equivalent(stored: Message, incoming: Message) -> bool:
 
 def strict(stored: Message, incoming: Message) -> bool:
     """Equal to the letter, but for a tool call's `index`, which exists on the wire only."""
-    return _same_text(stored, incoming) and _same_calls(stored, incoming, _equal)
+    return _same_text(stored, incoming) and _same_calls(stored, incoming, equal)
 
 
 def loose_tool_call(stored: Message, incoming: Message) -> bool:
@@ -53,7 +53,7 @@ def contradicting_key(stored: Message, incoming: Message, matcher: Matcher) -> s
     """The first of `KEYS` in which a message that the matcher refused differs; None if no single one does."""
     if matcher is equivalent:
         return differing_key(stored, incoming)
-    return next((key for key in KEYS if not _equal(stored.get(key), incoming.get(key))), None)
+    return next((key for key in KEYS if not equal(stored.get(key), incoming.get(key))), None)
 
 
 def is_text(messages: Iterable[Message]) -> bool:
@@ -89,7 +89,7 @@ def _same(stored: Message, incoming: Message, keys: tuple[str, ...]) -> bool:
         if type(ours) is str and type(theirs) is str:
             if ours != theirs:
                 return False
-        elif ours is not theirs and not _equal(ours, theirs):
+        elif ours is not theirs and not equal(ours, theirs):
             return False
     return True
 
@@ -99,36 +99,21 @@ def _same_calls(stored: Message, incoming: Message, same_arguments: Callable[[An
     if ours is theirs:
         return True
     if not isinstance(ours, list) or not isinstance(theirs, list):
-        return _equal(ours, theirs)
+        return equal(ours, theirs)
     return len(ours) == len(theirs) and all(
         _same_call(a, b, same_arguments) for a, b in zip(ours, theirs, strict=True)
     )
 
 
 def _same_call(stored: Any, incoming: Any, same_arguments: Callable[[Any, Any], bool]) -> bool:
-    if not isinstance(stored, dict) or not isinstance(incoming, dict):
-        return _equal(stored, incoming)
-    if not _same(stored, incoming, ("id", "type")):
-        return False
-    ours, theirs = stored.get("function") or {}, incoming.get("function") or {}
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
-        return _equal(ours, theirs)
-    return _equal(ours.get("name"), theirs.get("name")) and same_arguments(
-        ours.get("arguments"), theirs.get("arguments")
+    are_calls = isinstance(stored, dict) and isinstance(incoming, dict)
+    return (not are_calls or _same(stored, incoming, ("id", "type"))) and same_call(
+        stored, incoming, same_arguments
     )
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """JSON equality in which every empty value is the same."""
-    return (_is_empty(a) and _is_empty(b)) or equal_json(a, b)
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or value in ("", [])
-
-
 def _equal_arguments(a: Any, b: Any) -> bool:
-    if _equal(a, b):
+    if equal(a, b):
         return True
     try:
         ours, theirs = _arguments(a), _arguments(b)
