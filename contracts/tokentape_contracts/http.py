@@ -36,6 +36,8 @@ ALTERED_ANSWER: Final = ("refuse", "keep")
 on from the recorded answer."""
 MODES: Final = ("linear", "tree")
 """`linear`: one path, one sample. `tree`: everything that was sampled is kept, one sample per kept leaf."""
+PRESENT_ROLES: Final[Mapping[str, str]] = {"developer": "system", "function": "tool"}
+"""OpenAI's other names of a role → the one that all servers and chat templates know."""
 PIN_FIELDS: Final = frozenset(
     {
         "frequency_penalty",
@@ -91,12 +93,17 @@ class OpenRequest:
         )
         pins.update({name: fields.pop(name) for name in PIN_FIELDS & fields.keys()})
         _refuse_rest(fields)
-        if unknown := sorted(pins.keys() - PIN_FIELDS):
-            raise InvalidRequest(
-                f"pins: {unknown[0]!r} cannot be pinned; known: {', '.join(sorted(PIN_FIELDS))}"
-            )
+        if refusal := pins_refusal(pins):
+            raise InvalidRequest(refusal)
         pins = {name: value for name, value in pins.items() if value is not None}
         return cls(mode, matcher, altered_answer, labels, pins)
+
+
+def pins_refusal(pins: Mapping[str, Any]) -> str | None:
+    """Why these cannot be pinned; None if they can."""
+    if unknown := sorted(pins.keys() - PIN_FIELDS):
+        return f"pins: {unknown[0]!r} cannot be pinned; known: {', '.join(sorted(PIN_FIELDS))}"
+    return None
 
 
 def pinned(fields: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:

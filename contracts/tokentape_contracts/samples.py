@@ -247,7 +247,7 @@ def _written_sample(sample: Sample, where: str) -> tuple[dict[str, Any], dict[st
         elif value is not None:
             arrays[name] = _wire_array(value, row, f"{name} {where}")
     _ensure_possible(arrays, sample.response_length, where)
-    return {**meta, "nulls": [name for name in WIRE if name in TENSOR_FIELDS - arrays.keys()]}, arrays
+    return {**meta, "nulls": [name for name in WIRE if name in TENSOR_FIELDS and name not in arrays]}, arrays
 
 
 def _ensure_possible(arrays: Mapping[str, NDArray[Any]], response_length: Any, where: str) -> None:

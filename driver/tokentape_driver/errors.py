@@ -27,7 +27,7 @@ import orjson
 
 from tokentape_contracts import limits
 from tokentape_contracts.accounting import Accounting
-from tokentape_contracts.errors import TokentapeError, error_from_body
+from tokentape_contracts.errors import InvalidRequest, TokentapeError, error_from_body
 
 _NOTHING_SAMPLED: Final = Accounting(generations=0, sampled_tokens=0, trained_tokens=0)
 
@@ -136,6 +136,12 @@ class InvalidBatch(ValueError):
     def __init__(self, detail: str, *, position: str = "") -> None:
         super().__init__(detail)
         self.position = position
+
+
+def ensure_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises `InvalidRequest` for an argument that is none of its choices."""
+    if value not in choices:
+        raise InvalidRequest(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def error_of_reply(response: httpx.Response, stage: str) -> TokentapeError:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from tokentape_contracts.accounting import Accounting, LeftOut, Reason
 from tokentape_contracts.errors import InvalidRequest
-from tokentape_driver.errors import TokensLeftOut
+from tokentape_driver.errors import TokensLeftOut, ensure_choice
 
 logger = logging.getLogger("tokentape.driver")
 
@@ -59,9 +59,8 @@ def left_out_rule(on_left_out: str, reasons: Collection[str] | None) -> LeftOutR
     Raises:
         InvalidRequest: names the argument that is none of these.
     """
+    ensure_choice("on_left_out", on_left_out, get_args(OnLeftOut))
     action: Any = on_left_out
-    if action not in get_args(OnLeftOut):
-        raise InvalidRequest(f"on_left_out must be one of {', '.join(get_args(OnLeftOut))}, not {action!r}")
     if reasons is None:
         return LeftOutRule(action, IGNORED)
     try:

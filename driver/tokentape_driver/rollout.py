@@ -8,10 +8,10 @@ from numbers import Real
 from typing import Any, Final, Literal, get_args, overload
 
 from tokentape_contracts import limits
-from tokentape_contracts.errors import DeadlineExceeded, InvalidRequest
+from tokentape_contracts.errors import DeadlineExceeded
 from tokentape_contracts.samples import Status
 from tokentape_driver.client import AlteredAnswer, TokentapeClient
-from tokentape_driver.errors import CollectTimeout, ContractMismatch, TransportError
+from tokentape_driver.errors import CollectTimeout, ContractMismatch, TransportError, ensure_choice
 from tokentape_driver.left_out import OnLeftOut, left_out_rule
 from tokentape_driver.sample import (
     S,
@@ -151,8 +151,8 @@ async def rollout(
             agent raised, and of one that gives no sample.
         TokentapeError: opening failed, or the collect failed other than by a timeout or a lost connection.
     """
-    _check_choice("mode", mode, get_args(Mode))
-    _check_choice("on_agent_error", on_agent_error, get_args(OnAgentError))
+    ensure_choice("mode", mode, get_args(Mode))
+    ensure_choice("on_agent_error", on_agent_error, get_args(OnAgentError))
     _check(sample, mode)
     if on_agent_error == "failed":
         own_status(sample, Status.FAILED)
@@ -195,11 +195,6 @@ async def rollout(
     if len(results) != 1:
         raise ContractMismatch(f"collect: a linear session gave {len(results)} samples instead of one")
     return results[0]
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidRequest(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def _check(sample: object, mode: Mode) -> None:

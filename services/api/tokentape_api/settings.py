@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokentape_contracts import limits
-from tokentape_contracts.http import ALTERED_ANSWER, PIN_FIELDS
+from tokentape_contracts.http import ALTERED_ANSWER, pins_refusal
 from tokentape_core.addresses import queue_url
-from tokentape_core.text.load import TextSettings
+from tokentape_core.text.load import TextSettings, ensure_choices
 
 ENGINES: Final = ("sglang", "vllm")
 REPLAY: Final = ("off", "full", "incremental")
@@ -84,14 +84,11 @@ class ApiSettings(TextSettings):
     def __post_init__(self) -> None:
         TextSettings.__post_init__(self)
         _ = self.queue_url
-        if unknown := sorted(set(self.pins) - PIN_FIELDS):
-            raise ValueError(f"pins: {unknown[0]!r} cannot be pinned; known: {', '.join(sorted(PIN_FIELDS))}")
+        if refusal := pins_refusal(self.pins):
+            raise ValueError(refusal)
         if self.redis_wait_replicas < 0:
             raise ValueError(f"redis_wait_replicas must be at least 0, not {self.redis_wait_replicas}")
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        ensure_choices(self, _CHOICES)
         if self.replay_layers is not None and self.replay_layers < 1:
             raise ValueError(f"replay_layers must be at least 1, not {self.replay_layers}")
         if self.engine == "sglang" and self.replay != "off" and self.replay_layers is None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
@@ -25,6 +25,8 @@ from tokentape_core.text.families import FAMILIES
 from tokentape_core.text.literal import AS_TEMPLATE, SPECIAL_TOKENS_IN_TEXT
 from tokentape_core.text.load import TextSettings
 from tokentape_core.text.tools import AS_SENT, TOOLS_FORMS
+
+_S = TypeVar("_S", bound=TextSettings)
 
 PREFIX: Final = "TOKENTAPE_"
 LOG_FORMATS: Final = ("console", "json")
@@ -427,32 +429,22 @@ def api_settings(settings: Mapping[str, Setting], names: Iterable[str] = API, **
     Raises:
         UsageError: two options do not fit each other.
     """
-    try:
-        return ApiSettings(**values(settings, names), **others)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    return _fitting(ApiSettings, {**values(settings, names), **others})
 
 
 def assembler_settings(settings: Mapping[str, Setting]) -> AssemblerSettings:
-    """The settings of a worker, which checks what one option needs of another.
-
-    Raises:
-        UsageError: two options do not fit each other.
-    """
-    try:
-        return AssemblerSettings(**values(settings, ASSEMBLER))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    """The settings of a worker. Raises `UsageError` as `api_settings` does."""
+    return _fitting(AssemblerSettings, values(settings, ASSEMBLER))
 
 
 def text_settings(settings: Mapping[str, Setting]) -> TextSettings:
-    """What renders and tokenises, from the options `TEXT`.
+    """What renders and tokenises, from the options `TEXT`. Raises `UsageError` as `api_settings` does."""
+    return _fitting(TextSettings, values(settings, TEXT))
 
-    Raises:
-        UsageError: two options do not fit each other.
-    """
+
+def _fitting(kind: Callable[..., _S], fields: Mapping[str, Any]) -> _S:
     try:
-        return TextSettings(**values(settings, TEXT))
+        return kind(**fields)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -16,6 +16,7 @@ from tokentape_cli.demo.show import legend, show, show_tree, uses_color
 from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
 from tokentape_cli.options import Setting
 from tokentape_cli.processes import ProcessEnded, Processes, answers, free_port
+from tokentape_contracts.accounting import TRAINED, Accounting
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_driver import RolloutSample, TokentapeClient, rollout, verify
 
@@ -96,12 +97,12 @@ def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
             print(f"\nThe tree of {_title(siblings[0]).partition(', leaf')[0]}\n{show_tree(siblings)}")
     tokens = sum(len(sample.tokens) for sample in samples)
     trained = sum(sum(sample.loss_mask or []) for sample in samples)
-    said = [s[0].metadata["accounting"] for s in rollouts if "accounting" in s[0].metadata]
-    sampled = sum(accounting["sampled_tokens"] for accounting in said)
-    left_out: Counter[str] = Counter()
-    for entry in (entry for accounting in said for entry in accounting["left_out"]):
-        left_out[entry["reason"]] += entry["tokens"]
-    others = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "none"
+    fates: Counter[str] = Counter()
+    for siblings in rollouts:
+        if "accounting" in siblings[0].metadata:
+            fates.update(Accounting.from_json(siblings[0].metadata["accounting"]).fates)
+    sampled = fates.total()
+    others = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != TRAINED) or "none"
     calls = sum(siblings[0].metadata.get("tool_calls", 0) for siblings in rollouts)
     print(
         f"\n{verified} of {len(samples)} samples verified: {tokens} tokens, {calls} tool calls, largest "

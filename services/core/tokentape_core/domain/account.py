@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tokentape_contracts.accounting import Accounting, LeftOut, Reason
 from tokentape_core.domain.path import PathPlan
 from tokentape_core.domain.state import SessionState, Turn
-from tokentape_core.domain.tree import prompt_key, retries
+from tokentape_core.domain.tree import leaves, prompt_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,10 @@ def account(state: SessionState, plans: Sequence[PathPlan], trained: Mapping[int
 def _off_path(state: SessionState) -> dict[int, tuple[Reason, int | None]]:
     """Why a sample's path would not hold a turn, and which turn took its place, by seq."""
     if state.opened.mode == "tree":
-        again = retries(state)
-        parents = {turn.event.parent for turn in state.turns}
+        retried = {leaf.turn.seq: leaf.retried_by for leaf in leaves(state) if leaf.retried_by is not None}
         return {
-            turn.seq: (Reason.RETRIED, again[turn.seq])
-            if turn.seq in again and turn.seq not in parents
+            turn.seq: (Reason.RETRIED, retried[turn.seq])
+            if turn.seq in retried
             else (Reason.NOT_PICKED, None)
             for turn in state.turns
         }

@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-_ROLES: Final = {"developer": "system", "function": "tool"}
-"""Newer and older names of a role."""
+from tokentape_contracts.http import PRESENT_ROLES
+
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 MARKS: Final = frozenset({"cache_control"})
 """Keys of a content part, or of a tool, that say how to serve it, not what it says."""
@@ -41,8 +41,7 @@ def differing_key(stored: Mapping[str, Any], incoming: Mapping[str, Any]) -> str
             return "content"
     if their_thoughts and not equal_json(our_thoughts, their_thoughts):
         return "reasoning_content"
-    ours, theirs = stored.get("tool_calls"), incoming.get("tool_calls")
-    if ours is not theirs and not _same_calls(ours, theirs):
+    if not same_calls(stored, incoming, _equivalent_call):
         return "tool_calls"
     return None
 
@@ -50,7 +49,7 @@ def differing_key(stored: Mapping[str, Any], incoming: Mapping[str, Any]) -> str
 def role_of(message: Mapping[str, Any]) -> Any:
     """The message's role under its present name; None for none."""
     role = message.get("role")
-    return _ROLES.get(role, role) if isinstance(role, str) and role else role or None
+    return PRESENT_ROLES.get(role, role) if isinstance(role, str) and role else role or None
 
 
 def equal_json(a: Any, b: Any) -> bool:
@@ -67,6 +66,18 @@ def equal_json(a: Any, b: Any) -> bool:
 def equal(a: Any, b: Any) -> bool:
     """Equality of JSON values to which every empty value is the same."""
     return (_is_empty(a) and _is_empty(b)) or equal_json(a, b)
+
+
+def same_calls(
+    stored: Mapping[str, Any], incoming: Mapping[str, Any], same: Callable[[Any, Any], bool]
+) -> bool:
+    """Whether two messages have as many tool calls, each the `same` as the other's."""
+    ours, theirs = stored.get("tool_calls"), incoming.get("tool_calls")
+    if ours is theirs:
+        return True
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return equal(ours, theirs)
+    return len(ours) == len(theirs) and all(map(same, ours, theirs))
 
 
 def same_call(stored: Any, incoming: Any, same_arguments: Callable[[Any, Any], bool]) -> bool:
@@ -131,12 +142,8 @@ def _without_marks(part: Any) -> Any:
     return {k: v for k, v in part.items() if k not in MARKS} if isinstance(part, dict) else part
 
 
-def _same_calls(stored: Any, incoming: Any) -> bool:
-    if not isinstance(stored, list) or not isinstance(incoming, list):
-        return equal(stored, incoming)
-    return len(stored) == len(incoming) and all(
-        same_call(a, b, _same_arguments) for a, b in zip(stored, incoming, strict=True)
-    )
+def _equivalent_call(stored: Any, incoming: Any) -> bool:
+    return same_call(stored, incoming, _same_arguments)
 
 
 def _said(call: Mapping[str, Any]) -> dict[str, Any]:

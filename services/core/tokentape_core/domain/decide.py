@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, PrefixBroken, SessionDeleted, SessionFull
 from tokentape_contracts.events import Blob, Floats, Ids, TurnRecorded
@@ -120,6 +118,5 @@ def _ensure_possible(generation: Generation, vocabulary: int) -> None:
             f"the engine sampled token {strange}, but the tokenizer has {vocabulary}: give the tokenizer of "
             "the model that the engine serves"
         )
-    if not (logprobs.max() <= limits.LOGPROB_MAX and logprobs.min() > -np.inf):  # nor is NaN
-        wrong = first_bad_log_prob(logprobs)
+    if (wrong := first_bad_log_prob(logprobs)) is not None:
         raise EngineReplyInvalid(f"the log-prob of output token {wrong} is {logprobs[wrong]}")

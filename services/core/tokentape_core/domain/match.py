@@ -10,7 +10,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from tokentape_core.domain.canonical import differing_key, equal, equal_json, same_call, unique_keys
+from tokentape_core.domain.canonical import (
+    differing_key,
+    equal,
+    equal_json,
+    same_call,
+    same_calls,
+    unique_keys,
+)
 
 Message = Mapping[str, Any]
 Matcher = Callable[[Message, Message], bool]
@@ -31,12 +38,12 @@ def equivalent(stored: Message, incoming: Message) -> bool:
 
 def strict(stored: Message, incoming: Message) -> bool:
     """Equal to the letter, but for a tool call's `index`, which exists on the wire only."""
-    return _same_text(stored, incoming) and _same_calls(stored, incoming, equal)
+    return _same_text(stored, incoming) and same_calls(stored, incoming, _strict_call)
 
 
 def loose_tool_call(stored: Message, incoming: Message) -> bool:
     """As `strict`, but `function.arguments` may be spelled differently if they are equal JSON objects."""
-    return _same_text(stored, incoming) and _same_calls(stored, incoming, _equal_arguments)
+    return _same_text(stored, incoming) and same_calls(stored, incoming, _loose_call)
 
 
 def role_content_only(stored: Message, incoming: Message) -> bool:
@@ -94,22 +101,18 @@ def _same(stored: Message, incoming: Message, keys: tuple[str, ...]) -> bool:
     return True
 
 
-def _same_calls(stored: Message, incoming: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
-    ours, theirs = stored.get("tool_calls"), incoming.get("tool_calls")
-    if ours is theirs:
-        return True
-    if not isinstance(ours, list) or not isinstance(theirs, list):
-        return equal(ours, theirs)
-    return len(ours) == len(theirs) and all(
-        _same_call(a, b, same_arguments) for a, b in zip(ours, theirs, strict=True)
-    )
+def _strict_call(stored: Any, incoming: Any) -> bool:
+    return _same_labels(stored, incoming) and same_call(stored, incoming, equal)
 
 
-def _same_call(stored: Any, incoming: Any, same_arguments: Callable[[Any, Any], bool]) -> bool:
+def _loose_call(stored: Any, incoming: Any) -> bool:
+    return _same_labels(stored, incoming) and same_call(stored, incoming, _equal_arguments)
+
+
+def _same_labels(stored: Any, incoming: Any) -> bool:
+    """Of two calls, whether `id` and `type` are equal; what is no call has none."""
     are_calls = isinstance(stored, dict) and isinstance(incoming, dict)
-    return (not are_calls or _same(stored, incoming, ("id", "type"))) and same_call(
-        stored, incoming, same_arguments
-    )
+    return not are_calls or _same(stored, incoming, ("id", "type"))
 
 
 def _equal_arguments(a: Any, b: Any) -> bool:

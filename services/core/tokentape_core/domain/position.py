@@ -23,6 +23,7 @@ from tokentape_contracts.errors import AnswerAltered, CannotExtend, HeadChanged,
 from tokentape_core.domain.canonical import MARKS, equal_json, role_of
 from tokentape_core.domain.match import Matcher, Message, contradicting_key, equivalent
 from tokentape_core.domain.state import SessionState, Turn, is_near
+from tokentape_core.texts import common_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +200,13 @@ def _on_line(state: SessionState, echo: "_Echo") -> _Place:
     if state.head is None or (place.turn is state.head and echo.keeps_head(place)):
         return place
     best = _deepest(state, echo, path, keeps=state.opened.altered_answer == "keep")
-    if best.turn is state.head or _is_beside(best.turn, state.head):
+    if best.turn is not None and best.turn.parent is state.head.parent:  # the head or one in its place
         return best
     if place.turn is state.head:
         return place
     if best.turn is None or best.turn in path:
         place = best
     return _stepping_back(state.head, place, best, echo)
-
-
-def _is_beside(turn: Turn | None, head: Turn) -> bool:
-    """Whether the turn is another answer in the head's place."""
-    return turn is not None and turn is not head and turn.parent is head.parent
 
 
 def _stepping_back(head: Turn, place: _Place, best: _Place, echo: "_Echo") -> _Place:
@@ -436,10 +432,7 @@ def _said(value: Any) -> Any:
 def _excerpts(before: Any, after: Any) -> tuple[str, str]:
     """Both values as JSON, cut to the same place around their first difference."""
     ours, theirs = json.dumps(before, ensure_ascii=False), json.dumps(after, ensure_ascii=False)
-    shared = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
-    start = max(0, shared - limits.QUOTED_VALUE_CHARS // 4)
+    start = max(0, common_start(ours, theirs) - limits.QUOTED_VALUE_CHARS // 4)
     return _cut(ours, start), _cut(theirs, start)
 
 

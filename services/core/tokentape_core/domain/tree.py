@@ -144,7 +144,7 @@ def leaves(state: SessionState) -> list[Leaf]:
     last_child: dict[int, int] = {}
     for turn in state.turns:
         last_child[turn.event.parent] = turn.seq
-    again = retries(state)
+    again = _retries(state)
     return [
         Leaf(turn, turn.parent is None or last_child[turn.event.parent] == turn.seq, again.get(turn.seq))
         for turn in state.turns
@@ -157,7 +157,7 @@ def prompt_key(turn: Turn) -> tuple[int, int, bytes]:
     return turn.event.parent, turn.event.keep, turn.event.suffix.tobytes()
 
 
-def retries(state: SessionState) -> dict[int, int]:
+def _retries(state: SessionState) -> dict[int, int]:
     """Seq of each turn that was retried → seq of the last turn that repeated its input.
 
     The input is repeated if the engine read the same tokens after the same parent, however the messages were

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tokentape_core.text.errors import NotAppendable, RenderError
 from tokentape_core.text.render import ChatRenderer
+from tokentape_core.texts import common_start
 
 __all__ = ["BoundaryCheck", "Outcome", "check_boundaries", "is_append_only"]
 
@@ -133,7 +134,7 @@ def _compare(renderer: ChatRenderer, name: str, whole: _Ids, recorded: _Ids) -> 
     template, ours = decode(whole), decode(recorded)
     if template == ours:
         return BoundaryCheck(name=name, outcome=Outcome.OK)
-    at = _first_difference(template, ours)
+    at = common_start(template, ours)
     # The first token whose end lies behind the first character that differs.
     position = bisect_right(range(len(recorded)), at, key=lambda n: len(decode(recorded[: n + 1])))
     start = len(decode(recorded[:position]))
@@ -144,12 +145,6 @@ def _compare(renderer: ChatRenderer, name: str, whole: _Ids, recorded: _Ids) -> 
         template=template[start : at + _EXCERPT_CHARS],
         recorded=ours[start : at + _EXCERPT_CHARS],
     )
-
-
-def _first_difference(one: str, other: str) -> int:
-    """The index of the first character that differs; the shorter text's length if it begins the other."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _call(*, count: int = 1, reasoning: bool = True, first: int = 0) -> _Message:

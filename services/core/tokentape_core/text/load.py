@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokentape_core.text.errors import RenderError, TokenizerError
 from tokentape_core.text.families import Family, get_family
@@ -14,7 +14,18 @@ from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.tools import AS_SENT, TOOLS_FORMS
 
-__all__ = ["TextSettings", "load_renderer", "load_tokenizer", "renderer_of"]
+__all__ = ["TextSettings", "ensure_choices", "load_renderer", "load_tokenizer", "renderer_of"]
+
+
+_CHOICES: Final = {"tools_form": tuple(TOOLS_FORMS), "special_tokens_in_text": SPECIAL_TOKENS_IN_TEXT}
+
+
+def ensure_choices(settings: object, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises `ValueError` for the first of these attributes that is none of its allowed values."""
+    for name, allowed in choices.items():
+        value = getattr(settings, name)
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +55,7 @@ class TextSettings:
     special_tokens_in_text: str = AS_TEMPLATE
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("tools_form", tuple(TOOLS_FORMS)),
-            ("special_tokens_in_text", SPECIAL_TOKENS_IN_TEXT),
-        ):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        ensure_choices(self, _CHOICES)
         if self.end_tokens and self.family != "default":
             raise ValueError(
                 f"end-tokens are for models without a family: {self.family} has its own. Use family default"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from tokentape_contracts.http import PRESENT_ROLES
 from tokentape_core.text.errors import RenderError
 
 __all__ = ["ArgumentsForm", "Message", "template_messages", "template_role"]
@@ -16,8 +17,6 @@ ArgumentsForm = Literal["object", "string", "as_is"]
 """`function.arguments` decoded, as JSON text, or however the caller sent it."""
 
 _PROMPT_ROLES = frozenset({"system", "user", "assistant", "tool"})
-_OTHER_NAMES = ("developer", "function")
-"""What `template_role` replaces."""
 
 
 def template_messages(
@@ -49,9 +48,9 @@ def template_role(role: object, *, knows_developer: bool) -> object:
     `developer` is OpenAI's newer name of `system`, which few templates know; `function` its older name of
     `tool`.
     """
-    if role == "developer" and not knows_developer:
-        return "system"
-    return "tool" if role == "function" else role
+    if not isinstance(role, str) or (role == "developer" and knows_developer):
+        return role
+    return PRESENT_ROLES.get(role, role)
 
 
 def _convert(
@@ -59,9 +58,7 @@ def _convert(
 ) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise RenderError(f"{where} is not an object")
-    role = said = message.get("role")
-    if said in _OTHER_NAMES:
-        role = template_role(said, knows_developer=knows_developer)
+    role = template_role(message.get("role"), knows_developer=knows_developer)
     if not isinstance(role, str) or role not in roles:
         raise RenderError(f"{where}.role is {role!r}; this model takes {', '.join(sorted(roles))}")
     # A collect converts every message of a session, nearly all of them plain text.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tokentape_core.text.messages import Message
 from tokentape_core.text.render import ChatRenderer
 from tokentape_core.text.segments import Segments
+from tokentape_core.texts import common_start
 
 __all__ = ["MAX_MISMATCHES", "MAX_TEXT_CHARS", "Kind", "find_mismatches"]
 
@@ -196,8 +197,7 @@ def _entry(
     kind: Kind, index: int, expected: str, actual: str, generated: bool, detail: str = ""
 ) -> dict[str, Any]:
     # Both are cut at the same place, a little before their first difference.
-    pairs = zip(expected, actual, strict=False)
-    shared = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
+    shared = common_start(expected, actual)
     start = max(0, shared - MAX_TEXT_CHARS // 4) if max(len(expected), len(actual)) > MAX_TEXT_CHARS else 0
     end = start + MAX_TEXT_CHARS
     return {

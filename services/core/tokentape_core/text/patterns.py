@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from tokentape_core.texts import common_start
+
 __all__ = ["any_of"]
 
 
@@ -21,14 +23,9 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def _tail(words: Sequence[str]) -> str:
-    shared = _common_start(words)
+    low, high = min(words), max(words)
+    shared = low[: common_start(low, high)]
     words = [word[len(shared) :] for word in words]
     optional = "?" if "" in words else ""
     inner = any_of(words)
     return re.escape(shared) + (f"(?:{inner}){optional}" if inner else "")
-
-
-def _common_start(words: Sequence[str]) -> str:
-    low, high = min(words), max(words)
-    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
-    return low[:same]

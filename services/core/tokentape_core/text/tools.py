@@ -32,8 +32,6 @@ def tools_in_form(form: str, tools: Sequence[Tool] | None) -> Sequence[Tool] | N
     """
     if not tools:
         return None
-    if form == AS_SENT:
-        return tools
     return [TOOLS_FORMS[form](tool, f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
