@@ -15,6 +15,7 @@
     │   ├── ContractUnsupported     406  no common version of the samples format
     │   ├── SessionFull             409  the session holds as many turns as it may
     │   ├── TurnTruncated           409  a turn that was cut at its length cannot be continued
+    │   ├── PromptTooLong           413  the text of a prompt is above its limit
     │   ├── RequestTooLarge         413  the body is above its limit
     │   ├── HookFailed              422  a pick or finish hook raised, or broke its contract
     │   ├── PrefixBroken            422  a turn's prompt does not begin with its parent's tokens
@@ -24,6 +25,7 @@
     │   ├── AssemblyFailed          503  the worker's child process died
     │   ├── EngineUnavailable       503  the inference engine cannot be reached
     │   ├── GenerationAborted       503  the engine interrupted the generation
+    │   ├── Overloaded              503  the API process has as much work as it may hold
     │   ├── QueueFull               503  as many collects wait as may wait
     │   ├── StoreUnavailable        503  Redis cannot be reached or refuses writes
     │   ├── DeadlineExceeded        504  the samples were not ready in time
@@ -129,6 +131,10 @@ class TurnTruncated(RequestError):
     code = "turn_truncated"
 
 
+class PromptTooLong(RequestError):
+    code = "prompt_too_long"
+
+
 class RequestTooLarge(RequestError):
     code = "request_too_large"
 
@@ -163,6 +169,10 @@ class EngineUnavailable(RetryableError):
 
 class GenerationAborted(RetryableError):
     code = "generation_aborted"
+
+
+class Overloaded(RetryableError):
+    code = "overloaded"
 
 
 class QueueFull(RetryableError):
@@ -232,6 +242,7 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     ContractUnsupported: Rule(406, False, Actor.CALLER),
     SessionFull: Rule(409, False, Actor.CALLER),
     TurnTruncated: Rule(409, False, Actor.CALLER),
+    PromptTooLong: Rule(413, False, Actor.CALLER),
     RequestTooLarge: Rule(413, False, Actor.CALLER),
     HookFailed: Rule(422, False, Actor.OPERATOR),
     PrefixBroken: Rule(422, False, Actor.CALLER),
@@ -240,6 +251,7 @@ TABLE: Mapping[type[TokentapeError], Rule] = {
     AssemblyFailed: Rule(503, True, Actor.NOBODY),
     EngineUnavailable: Rule(503, True, Actor.OPERATOR),
     GenerationAborted: Rule(503, True, Actor.NOBODY),
+    Overloaded: Rule(503, True, Actor.NOBODY),
     QueueFull: Rule(503, True, Actor.NOBODY),
     StoreUnavailable: Rule(503, True, Actor.OPERATOR),
     DeadlineExceeded: Rule(504, True, Actor.NOBODY),

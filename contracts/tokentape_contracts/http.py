@@ -63,6 +63,11 @@ _LENGTHS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 """Two names of one parameter: pinning one of them must not leave the agent the other."""
 
 
+_BLOCK: Final = 64 * 1024
+"""Bytes of a body that are searched at once."""
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'",[{'))
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """Body of `POST /sessions`. Every field may be absent, and so may the body.
@@ -81,7 +86,7 @@ class OpenRequest:
     @classmethod
     def parse(cls, body: bytes, *, matchers: tuple[str, ...]) -> "OpenRequest":
         """Reads a body; an empty one opens a session with the server's defaults."""
-        fields = _object(body) if body.strip() else {}
+        fields = parse_object(body) if body.strip() else {}
         labels = dict(_take(fields, "labels", _is_object, "an object") or {})
         pins = dict(_take(fields, "pins", _is_object, "an object") or {})
         if (evaluation := _take(fields, "evaluation", _is_bool, "true or false")) is not None:
@@ -126,7 +131,7 @@ class SamplesRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> "SamplesRequest":
-        fields = _object(body) if body.strip() else {}
+        fields = parse_object(body) if body.strip() else {}
         max_seq_len = _take(
             fields, "max_seq_len", lambda v: _is_int(v) and v >= 1, "an integer of at least 1"
         )
@@ -169,14 +174,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:
-        InvalidRequest: the bytes are not JSON (with the position), not an object, or nested too deeply.
+        InvalidRequest: the bytes are not JSON (with the position), not an object, hold too many values or
+            nest them too deeply.
     """
-    return _object(body)
-
-
-def _object(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise InvalidRequest("the body is empty; a JSON object is needed")
+    # Most bodies hold so few commas and brackets that nobody need know which of them stand in strings.
+    if marks_in(body) > limits.JSON_VALUES and values_in(body) > limits.JSON_VALUES:
+        raise InvalidRequest(f"the body holds more than {limits.JSON_VALUES} values")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -186,6 +191,31 @@ def _object(body: bytes) -> dict[str, Any]:
     if body.count(b"{") + body.count(b"[") > limits.JSON_DEPTH and _deeper_than(value, limits.JSON_DEPTH):
         raise InvalidRequest(f"the body nests deeper than {limits.JSON_DEPTH} levels")
     return value
+
+
+def marks_in(body: bytes) -> int:
+    """Commas and opening brackets in a JSON text, also in its strings: it holds at most one value more."""
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
+
+
+def values_in(body: bytes) -> int:
+    """How many values a JSON text holds, about: its commas and opening brackets outside of strings.
+
+    Looks at the bytes alone, in blocks: takes no memory, and lets other threads run. For a text that is not
+    JSON the number has no meaning.
+    """
+    count, is_inside, start = 0, False, 0
+    while start < len(body):
+        block = body[start : start + _BLOCK]
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # it ends within an escape
+            block = body[start : start + _BLOCK + 1]
+        start += len(block)
+        if b"\\" in block:
+            block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = block.translate(None, _NO_MARKS).split(b'"')
+        count += sum(map(len, parts[is_inside::2]))
+        is_inside ^= len(parts) % 2 == 0
+    return count
 
 
 def _deeper_than(value: Any, levels: int) -> bool:

@@ -28,8 +28,18 @@ REQUEST_BODY_S: Final = 60.0
 that was answered before its end is read for so long in all."""
 REPLY_STALL_S: Final = 60.0
 """A client may take nothing of its reply for so long; beyond it the connection is cut. Linux does it."""
+BODIES_BYTES: Final = 128 * MiB
+"""Bodies of all requests that one API process reads or works on, together; one more is `overloaded`."""
 JSON_DEPTH: Final = 100
 """Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
+JSON_VALUES: Final = 250_000
+"""Values in a body, inside each other or not; more is `invalid_request`: a value takes up to 30 times the
+memory of its text."""
+PROMPT_TEXT_BYTES: Final = 2 * MiB
+"""What a turn adds to a prompt, as the chat template writes it, in UTF-8; longer is `prompt_too_long`, before
+it is tokenised, which takes up to 330 times as much memory. A byte is a token at the most."""
+PROMPT_TOKENS: Final = 4_000_000
+"""A whole prompt, kept tokens included; longer is `prompt_too_long`, before the engine is asked."""
 SESSION_ID_CHARS: Final = 64
 """A session id in a path; a longer one is `session_not_found`."""
 QUOTED_VALUE_CHARS: Final = 120
@@ -38,6 +48,12 @@ QUOTED_VALUE_CHARS: Final = 120
 # Sessions
 TURNS_PER_SESSION: Final = 1024
 """Turns in a session; one more is `session_full`, before the engine is asked."""
+SESSION_BYTES: Final = 128 * MiB
+"""A session's turns in memory; one more is `session_full`, before the engine is asked. Half of what a process
+keeps of all sessions."""
+VIEW_TOKENS: Final = 8_000_000
+"""Tokens in the records of `GET /sessions/{sid}`, which repeat the prompt of every turn; more is
+`invalid_request`. `?view=events` shows each token once."""
 SESSION_IDLE_S: Final = 6 * 3600
 """A session to which nothing was appended for so long expires."""
 RETENTION_S: Final = 24 * 3600
@@ -101,9 +117,16 @@ STORE_CONNECTIONS: Final = 1024
 STORE_VALUE_BYTES: Final = MiB // 4
 """The longest single value written to Redis: longer replay rows and results are cut into parts, because a
 value of 100 MiB would stall the server for everybody."""
-RENDER_INLINE_BYTES: Final = MiB // 512
-"""New messages and tools, as JSON, up to this size are rendered on the event loop (well under 2 ms), larger
-ones in a thread."""
+WORK_INLINE_BYTES: Final = MiB // 512
+"""Work on a request up to the cost of tokenising so many bytes (well under 2 ms) is done on the event loop,
+other work in a thread."""
+WORK_QUEUE: Final = 512
+"""Pieces of work of one size that wait for a thread; one more is `overloaded`, for whoever has the most of
+them waiting."""
+WORK_WAIT_S: Final = 60.0
+"""How long one of them waits for its thread; beyond it `overloaded`."""
+OVERLOADED_RETRY_AFTER_S: Final = 1
+"""`Retry-After` of `overloaded`."""
 
 READY_TIMEOUT_S: Final = 2.0
 """`GET /ready` waits this long for Redis and the engine's health."""

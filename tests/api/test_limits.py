@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,16 +29,17 @@ from tests.api.test_collector import store as store_result
 from tests.api.test_refusals import check
 from tests.support.application import application, served
 from tests.support.scripted import ScriptedEngine, network
-from tests.support.sessions import opened, turn
-from tokentape_api import prompts
-from tokentape_api.cache import Sessions, _size
+from tests.support.sessions import opened, sealed, turn
+from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import EngineRefusal, SGLangEngine
 from tokentape_api.protocol import BoundedHttp
 from tokentape_api.settings import ApiSettings
+from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineTimeout, EngineUnavailable, QueueFull
 from tokentape_contracts.http import SamplesRequest
+from tokentape_core.domain.state import fold
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.render import ChatRenderer
 
@@ -346,12 +348,182 @@ async def test_sessions_of_a_tenant(api: httpx.AsyncClient, monkeypatch: pytest.
     assert (await api.post("/sessions")).status_code == 200
 
 
+# Prompts
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_the_text_of_a_prompt(
+    session: OpenSession,
+    engine: ScriptedEngine,
+    renderer: ChatRenderer,
+    monkeypatch: pytest.MonkeyPatch,
+    beyond: int,
+) -> None:
+    """A text of exactly the limit, in bytes, is rendered; one byte more is 413, and the engine is not asked.
+
+    So it is with a later turn, whose text is what it adds.
+    """
+    asked = {"role": "user", "content": "¿Qué?" * 50}
+    monkeypatch.setattr(limits, "PROMPT_TEXT_BYTES", len(renderer.render_text([asked]).encode()) - beyond)
+    reply = await session.chat(asked)
+    if beyond:
+        await check(reply, 413, "prompt_too_long", "bytes of text", str(limits.PROMPT_TEXT_BYTES))
+        assert engine.bodies == []
+        assert await session.records() == []
+        return
+    assert reply.status_code == 200
+    history = [asked, reply.json()["choices"][0]["message"]]
+    assert (await session.chat(*history, USER)).status_code == 200
+    # What the template writes between two turns is text of the second one.
+    await check(await session.chat(*history, asked), 413, "prompt_too_long")
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_the_tokens_of_a_prompt(
+    session: OpenSession, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, beyond: int
+) -> None:
+    """A whole prompt of exactly the limit goes to the engine; with one token more it is 413."""
+    answer = (await session.chat(USER)).json()["choices"][0]["message"]
+    await session.chat(USER, answer, USER)
+    length = len(engine.bodies[-1]["input_ids"])
+    monkeypatch.setattr(limits, "PROMPT_TOKENS", length - beyond)
+    reply = await session.chat(USER, answer, USER)
+    if beyond:
+        await check(reply, 413, "prompt_too_long", f"{length} tokens")
+        assert len(engine.bodies) == 2
+    else:
+        assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("body", [b'{"x":"%s"}', '{"x":"é%s"}'.encode(), b'{"x":"\\u00e9%s"}'])
+async def test_all_bodies_of_a_process(
+    session: OpenSession, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """Bodies that are worked on count until their answers; one too many is 503, with a time to wait.
+
+    Other text than ASCII counts fourfold, as it may take that in memory.
+    """
+    chat = orjson.dumps({"messages": [USER], "x": "%s"})[:-1] + b"," + body[1:]
+    padded = chat.replace(b"%s", b"x" * 1000)
+    size = len(padded) * (1 if b"\xc3" not in padded and b"\\u" not in padded else 4)
+    monkeypatch.setattr(limits, "BODIES_BYTES", 2 * size)
+    come, go = asyncio.Event(), asyncio.Event()
+
+    async def answer(sent: dict[str, Any]) -> httpx.Response:
+        come.set()
+        await go.wait()
+        return httpx.Response(200, json=engine.reply(sent, "fine"))
+
+    engine.answer = answer
+    url = f"{session.url}/v1/chat/completions"
+    first = asyncio.create_task(session.api.post(url, content=padded))
+    await come.wait()
+    reply = await session.api.post(url, content=padded + b" ")
+    await check(reply, 503, "overloaded", str(2 * size))
+    assert reply.headers["retry-after"] == str(limits.OVERLOADED_RETRY_AFTER_S)
+    come.clear()
+    second = asyncio.create_task(session.api.post(url, content=padded))
+    await come.wait()
+    go.set()
+    assert [(await task).status_code for task in (first, second)] == [200, 200]
+    assert (await session.api.post(url, content=padded + b" ")).status_code == 200
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_the_bytes_of_a_session(
+    session: OpenSession,
+    engine: ScriptedEngine,
+    store: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    beyond: int,
+) -> None:
+    """A session whose turns take as much memory as they may is full before the engine is asked."""
+    assert (await session.chat(USER)).status_code == 200
+    state = fold(await store.read(session.url.rpartition("/")[2]))
+    assert state is not None
+    monkeypatch.setattr(limits, "SESSION_BYTES", state.size + 1 - beyond)
+    reply = await session.chat(USER)
+    if beyond:
+        await check(reply, 409, "session_full", f"{state.size} bytes")
+    assert (reply.status_code, len(engine.bodies)) == ((409, 1) if beyond else (200, 2))
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_the_tokens_of_a_view(
+    session: OpenSession, monkeypatch: pytest.MonkeyPatch, beyond: int
+) -> None:
+    """Records of exactly the limit are shown; with one token more they are 400, which names what does it."""
+    answer = (await session.chat(USER)).json()["choices"][0]["message"]
+    await session.chat(USER, answer, USER)
+    records = await session.records()
+    tokens = sum(
+        len(record["request"]["input_ids"])
+        + len(record["response"]["choices"][0]["meta_info"]["output_token_logprobs"])
+        for record in records
+    )
+    monkeypatch.setattr(limits, "VIEW_TOKENS", tokens - beyond)
+    reply = await session.api.get(session.url)
+    if beyond:
+        await check(reply, 400, "invalid_request", "?view=events")
+    else:
+        assert reply.json()["records"] == records
+    assert (await session.api.get(session.url, params={"view": "events"})).status_code == 200
+
+
 # The process
+
+
+async def test_what_leaves_the_cache_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sealed sessions and those without turns go before those that may go on, however old these are."""
+    store = MemoryStore()
+    for session_id in ("live", "sealed", "empty", "new"):
+        await store.open(session_id, opened(labels={"x": "y" * 1000}))
+    for session_id in ("live", "sealed", "new"):
+        await store.append(session_id, 1, turn())
+    await store.seal("sealed", sealed())
+    meter = Telemetry()
+
+    def held() -> int:
+        return int(meter.cache_bytes.collect()[0].samples[0].value)
+
+    all_three = Sessions(store, meter)
+    for session_id in ("live", "sealed", "empty"):
+        await all_three.load(session_id)
+    cached = Sessions(store, meter, cache_bytes=held())
+    for session_id in ("live", "sealed", "empty", "new"):
+        await cached.load(session_id)
+    read, reads = store.read, []
+
+    async def noting(session_id: str, **range_: Any) -> Any:
+        reads.append((session_id, range_["after"]))
+        return await read(session_id, **range_)
+
+    monkeypatch.setattr(store, "read", noting)
+    for session_id in ("live", "new", "sealed"):
+        await cached.load(session_id)
+    assert reads == [("live", "1-0"), ("new", "1-0"), ("sealed", None)]
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_a_session_that_is_gone(session: OpenSession, store: MemoryStore, is_sealed: bool) -> None:
+    """It is not served from the cache: every route says that there is none."""
+    session_id = session.url.rpartition("/")[2]
+    assert (await session.chat(USER)).status_code == 200
+    if is_sealed:
+        await session.api.delete(session.url)
+        assert (await session.api.get(session.url)).status_code == 404
+    del store._streams[session_id]
+    for reply in (
+        await session.api.get(session.url),
+        await session.chat(USER),
+        await session.api.get(f"{session.url}/v1/models"),
+    ):
+        await check(reply, 404, "session_not_found")
 
 
 async def test_the_cache_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that fill the cache to the byte stay; one byte more, and the least recent is read again."""
-    store, event = MemoryStore(), turn()
+    store = MemoryStore()
     unused: Any = _Counted()
     reads: list[str] = []
     read = store.read
@@ -361,11 +533,19 @@ async def test_the_cache_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
             reads.append(session_id)
         return await read(session_id, **range_)
 
+    async def bytes_of(*session_ids: str) -> int:
+        meter = Telemetry()
+        cached = Sessions(store, meter)
+        for session_id in session_ids:
+            await cached.load(session_id)
+        return int(meter.cache_bytes.collect()[0].samples[0].value)
+
     monkeypatch.setattr(store, "read", counting)
     for session_id in ("a", "b"):
         await store.open(session_id, opened())
-        await store.append(session_id, 1, event)
-    for bytes_, expected in ((2 * _size(event), ["a", "b"]), (2 * _size(event) - 1, ["a", "b", "a"])):
+        await store.append(session_id, 1, turn())
+    both = await bytes_of("a", "b")
+    for bytes_, expected in ((both, ["a", "b"]), (both - 1, ["a", "b", "a"])):
         reads.clear()
         cached = Sessions(store, unused, cache_bytes=bytes_)
         for session_id in ("a", "b", "a"):
@@ -590,21 +770,21 @@ async def test_idle_connections_to_the_engine(
 
 @pytest.mark.parametrize("beyond", [0, 1])
 async def test_text_that_is_rendered_inline(
-    session: OpenSession, monkeypatch: pytest.MonkeyPatch, beyond: int
+    session: OpenSession, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch, beyond: int
 ) -> None:
     """New messages and tools up to the limit are rendered on the loop; one byte more goes to a thread."""
-    threads: list[Any] = []
-    to_thread = asyncio.to_thread
+    threads: list[threading.Thread] = []
+    render = renderer.render
 
-    async def noting(function: Any, *given: Any) -> Any:
-        threads.append(function)
-        return await to_thread(function, *given)
+    def noting(*given: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread())
+        return render(*given, **more)
 
-    monkeypatch.setattr("tokentape_api.prompts.asyncio.to_thread", noting)
+    monkeypatch.setattr(renderer, "render", noting)
     message = {"role": "user", "content": ""}
-    message["content"] = "x" * (limits.RENDER_INLINE_BYTES - len(orjson.dumps([[message], None])) + beyond)
+    message["content"] = "x" * (limits.WORK_INLINE_BYTES - len(orjson.dumps([[message], None])) + beyond)
     assert (await session.chat(message)).status_code == 200
-    assert threads.count(prompts._render) == beyond
+    assert [thread is not threading.main_thread() for thread in threads] == [bool(beyond)]
 
 
 @pytest.mark.parametrize(("takes_s", "state"), [(0.05, "ok"), (1.0, "no answer within 0.3 s")])

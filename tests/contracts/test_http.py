@@ -1,12 +1,15 @@
 """Request bodies and headers: what is read, and what is refused with the field's name."""
 
+import json
 import math
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tokentape_contracts import limits
+from tokentape_contracts import http, limits
 from tokentape_contracts.errors import ContractUnsupported, InvalidRequest
 from tokentape_contracts.http import (
     PIN_FIELDS,
@@ -14,6 +17,7 @@ from tokentape_contracts.http import (
     SamplesRequest,
     choose_contract,
     parse_object,
+    values_in,
 )
 
 MATCHERS = ("strict", "loose_tool_call")
@@ -53,6 +57,42 @@ def test_a_body_that_is_no_object_is_refused(parse: Any, case: str) -> None:
     """Every parser answers bad JSON and a wrong top-level type with `invalid_request`."""
     with pytest.raises(InvalidRequest, match="body"):
         parse(NOT_AN_OBJECT[case])
+
+
+@pytest.mark.parametrize(
+    ("item", "values"),
+    [(b"1", 1), (b"[]", 2), (b"{}", 2), (b'{"a":[1,2]}', 4), (b'"[,{"', 1), (rb'"\",[{"', 1), (rb'"\\"', 1)],
+)
+def test_values_of_a_body(item: bytes, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body holds as many values as the limit, and not one more; commas in its texts are none."""
+    monkeypatch.setattr(limits, "JSON_VALUES", 2 + 50_000 * values)
+    at = b'{"metadata":{"x":[%s]}}' % b",".join([item] * 50_000)
+    # The two objects and the list come on top, and the comma that the last item lacks is off.
+    assert values_in(at) == 2 + 50_000 * values
+    assert SamplesRequest.parse(at).metadata
+    with pytest.raises(InvalidRequest, match="more than"):
+        SamplesRequest.parse(at.replace(b"{", b'{"y":[],', 1))
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers(-9, 9) | st.text(), lambda of: st.lists(of) | st.dictionaries(st.text(), of)
+    )
+)
+def test_values_are_counted_as_the_parser_finds_them(value: Any) -> None:
+    """Whatever the texts hold, and wherever a block of the search ends."""
+    marks = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict | list):
+            marks += 1 + max(0, len(item) - 1)
+            pending += item.values() if isinstance(item, dict) else item
+    for body in (orjson.dumps(value), json.dumps(value, separators=(",", ":")).encode()):
+        assert values_in(body) == marks
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(http, "_BLOCK", 1)
+            assert values_in(body) == marks
 
 
 def test_a_body_may_nest_up_to_the_limit() -> None:

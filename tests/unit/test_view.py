@@ -100,7 +100,7 @@ def test_records_are_those_of_the_active_path() -> None:
 
 def test_a_session_without_turns_has_no_records() -> None:
     """An opened session shows an empty list."""
-    assert records(state_of()) == []
+    assert list(records(state_of())) == []
 
 
 def test_records_change_nothing_that_is_stored() -> None:
@@ -118,7 +118,7 @@ def test_records_change_nothing_that_is_stored() -> None:
 def test_views_can_be_written_as_json(turns: list) -> None:
     """Arrays and all: orjson with its numpy option takes every view as it is."""
     state = state_of(*turns)
-    content = [records(state), compact(state), _metadata(state)]
+    content = [list(records(state)), compact(state), _metadata(state)]
     assert orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 

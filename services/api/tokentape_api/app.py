@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from tokentape_api import responses
 from tokentape_api.auth import Guard, Tokens
+from tokentape_api.bodies import Bodies
 from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine, EngineRefusal
@@ -22,6 +23,7 @@ from tokentape_api.routes import chat, health, metrics, proxy, samples, sessions
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
+from tokentape_api.work import Workers
 from tokentape_contracts.errors import MethodNotAllowed, TokentapeError
 from tokentape_core.domain.match import MATCHERS
 from tokentape_core.loading import load_matcher
@@ -56,8 +58,24 @@ def build_app(
     cached = Sessions(store, telemetry)
     matchers = {**MATCHERS, settings.matcher: load_matcher(settings.matcher)}
     guard = Guard(tokens, cached)
-    recorder = Recorder(cached, store, engine, renderer, matchers, telemetry)
-    services = Services(settings, store, cached, engine, renderer, matchers, recorder, collector, telemetry)
+    workers = Workers()
+    bodies = Bodies(workers)
+    telemetry.work_waiting.set_function(workers.waiting)
+    telemetry.bodies_bytes.set_function(lambda: bodies.held)
+    recorder = Recorder(cached, store, engine, renderer, matchers, telemetry, workers)
+    services = Services(
+        settings,
+        store,
+        cached,
+        engine,
+        renderer,
+        matchers,
+        recorder,
+        collector,
+        telemetry,
+        workers,
+        bodies,
+    )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -67,6 +85,7 @@ def build_app(
             yield
         finally:
             lag.cancel()
+            workers.close()
             await collector.close()
             await engine.close()
             await store.close()

@@ -1,15 +1,22 @@
 """Reading request bodies within their limits, and checking a chat request."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from tokentape_api.auth import caller_of
+from tokentape_api.connected import while_connected
+from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits
-from tokentape_contracts.errors import InvalidRequest, RequestTooLarge
-from tokentape_contracts.http import parse_object
+from tokentape_contracts.errors import InvalidRequest, Overloaded, RequestTooLarge
+from tokentape_contracts.http import marks_in, parse_object
 from tokentape_core.domain.position import Head
+
+T = TypeVar("T")
 
 _FOR_TEMPLATE: Final = ("reasoning_effort", "enable_thinking")
 """Fields of a request that the chat template must get as well as the engine."""
@@ -17,29 +24,99 @@ STALLED: Final = "tokentape.stalled"
 """Name of the ASGI extension that a request gets when its body has paused for `limits.REQUEST_BODY_S`."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body.
+class Bodies:
+    """Reads the bodies of requests within their limits, and all of them within one more.
 
-    Raises:
-        RequestTooLarge: it is longer than `limit` bytes; reading stops there.
-        InvalidRequest: it paused for too long. Only `BoundedHttp` tells.
-        ClientDisconnect: the client is gone.
+    Args:
+        workers: parse what would hold up the event loop.
     """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self.held = 0
+        """Bytes of all bodies whose block has not ended, or of what was made of them if that is more."""
+
+    @asynccontextmanager
+    async def read(self, request: Request, limit: int) -> AsyncIterator[bytes]:
+        """The request's body, which counts until the block ends.
+
+        Raises:
+            RequestTooLarge: it is longer than `limit` bytes; reading stops there.
+            Overloaded: all bodies together are above `limits.BODIES_BYTES`.
+            InvalidRequest: it paused for too long. Only `BoundedHttp` tells.
+            ClientDisconnect: the client is gone.
+        """
+        with self._held() as hold:
+            yield await _read(request, limit, hold)
+
+    @asynccontextmanager
+    async def parsed(self, request: Request, limit: int, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
+        """What `parse` makes of the request's body, which is read, and counts, as with `read`.
+
+        Raises:
+            Overloaded: also where no thread is free for a long body.
+            TokentapeError: what `parse` raises.
+        """
+        sender = Sender(caller_of(request).tenant, request.path_params.get("sid", ""))
+        with self._held() as hold:
+            body = await _read(request, limit, hold)
+            cost, work = body_cost(body), partial(parse, body)
+            parsed = await while_connected(request, self._workers.run(cost, sender, work))
+            if not is_plain(body):
+                hold(3 * len(body))
+            del body, work  # nobody needs them for as long as what they say
+            yield parsed
+
+    @contextmanager
+    def _held(self) -> Iterator[Callable[[int], None]]:
+        """What is told of bytes that are held until the block ends, and refuses them if they are too many."""
+        size = 0
+
+        def hold(more: int) -> None:
+            nonlocal size
+            size += more
+            self.held += more
+            if self.held > limits.BODIES_BYTES:
+                raise Overloaded(
+                    f"this process works on requests of {limits.BODIES_BYTES} bytes already; send it again"
+                )
+
+        try:
+            yield hold
+        finally:
+            self.held -= size
+
+
+def is_plain(body: bytes) -> bool:
+    """Whether the texts in a JSON body take no more memory than they are long: one byte a character."""
+    return body.isascii() and b"\\u" not in body
+
+
+def body_cost(body: bytes) -> int:
+    """What it costs to parse a JSON body, or to compare what it says: bytes that would take as long to
+    tokenise."""
+    return len(body) // 64 + marks_in(body)
+
+
+async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
+    """A body; `hold` hears of the length of each piece, and may refuse it."""
     declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdigit() else 0
-    chunks: list[bytes] = []
-    if size <= limit:
-        size, more = 0, True
-        while more and size <= limit:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            chunks.append(message.get("body", b""))
-            size, more = size + len(chunks[-1]), message.get("more_body", False)
-            if more and STALLED in request.scope.get("extensions", ()):
-                raise InvalidRequest(f"nothing of the body's rest came for {limits.REQUEST_BODY_S:g} s")
-    if size > limit:
+    if declared.isdigit() and int(declared) > limit:
         raise RequestTooLarge(f"the body is longer than {limit} bytes")
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunks.append(message.get("body", b""))
+        hold(len(chunks[-1]))
+        size += len(chunks[-1])
+        if size > limit:
+            raise RequestTooLarge(f"the body is longer than {limit} bytes")
+        more = message.get("more_body", False)
+        if more and STALLED in request.scope.get("extensions", ()):
+            raise InvalidRequest(f"nothing of the body's rest came for {limits.REQUEST_BODY_S:g} s")
     return b"".join(chunks)
 
 
@@ -53,6 +130,7 @@ class ChatRequest:
         stream: whether the client wants server-sent events.
         include_usage: whether these end with the token counts.
         fields: everything else, for the engine.
+        cost: of comparing the messages with recorded ones (`body_cost`).
     """
 
     messages: list[dict[str, Any]]
@@ -60,6 +138,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     fields: Mapping[str, Any]
+    cost: int
 
     @classmethod
     def parse(cls, body: bytes) -> "ChatRequest":
@@ -87,7 +166,7 @@ class ChatRequest:
         stream = _optional(fields, "stream", bool, "true or false") or False
         options = _optional(fields, "stream_options", dict, "an object") or {}
         include_usage = options.get("include_usage") is True
-        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields)
+        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields, body_cost(body))
 
 
 def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:

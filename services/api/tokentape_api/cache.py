@@ -4,9 +4,9 @@ A cache and nothing else: a session's truth is its stream, and every use reads w
 any API process serves any session at any moment (INV-4); one that has never seen it pays one full read.
 """
 
+import sys
 from collections import OrderedDict
-
-import orjson
+from typing import Final
 
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
@@ -15,6 +15,9 @@ from tokentape_contracts.events import OPENED_ID, TurnRecorded
 from tokentape_core.domain.state import SessionState, apply, fold, turn_id
 from tokentape_core.store import Store
 
+_PLACE: Final = 200
+"""What a session's place in the cache takes: of an ordered dictionary."""
+
 
 class Sessions:
     """Reads sessions through a bounded cache.
@@ -22,7 +25,8 @@ class Sessions:
     Args:
         store: where the streams are.
         telemetry: counts the lookups and shows the size.
-        cache_bytes: the bound; the least recently used sessions go first.
+        cache_bytes: the bound, on what the sessions take in memory; those that no turn may follow any more,
+            and those without turns, go first, then the least recently used.
     """
 
     def __init__(
@@ -31,9 +35,11 @@ class Sessions:
         self._store = store
         self._lookups = telemetry.cache_lookups
         self._cache_bytes = cache_bytes
-        self._states: OrderedDict[str, tuple[SessionState, int]] = OrderedDict()
+        self._live: OrderedDict[str, SessionState] = OrderedDict()
+        self._idle: OrderedDict[str, SessionState] = OrderedDict()
+        """Sessions that are sealed or have no turns."""
         self._bytes = 0
-        telemetry.cache_sessions.set_function(lambda: len(self._states))
+        telemetry.cache_sessions.set_function(lambda: len(self._live) + len(self._idle))
         telemetry.cache_bytes.set_function(lambda: self._bytes)
 
     async def load(self, session_id: str) -> SessionState:
@@ -46,7 +52,11 @@ class Sessions:
             raise SessionNotFound("there is no such session")
         known = self._get(session_id)
         self._lookups["hit" if known else "miss"].inc()
-        entries = await self._store.read(session_id, after=known.last_id if known else None)
+        try:
+            entries = await self._store.read(session_id, after=known.last_id if known else None)
+        except SessionNotFound:
+            self.forget(session_id)
+            raise
         state = fold(entries, known)
         if state is None:
             raise SessionNotFound("there is no such session")
@@ -71,35 +81,33 @@ class Sessions:
 
     def forget(self, session_id: str) -> None:
         """Drops a session that the store no longer has."""
-        _, size = self._states.pop(session_id, (None, 0))
-        self._bytes -= size
+        for states in (self._idle, self._live):
+            if (state := states.pop(session_id, None)) is not None:
+                self._bytes -= _held(session_id, state)
 
     def _get(self, session_id: str) -> SessionState | None:
-        if session_id not in self._states:
-            return None
-        self._states.move_to_end(session_id)
-        return self._states[session_id][0]
+        for states in (self._live, self._idle):
+            if session_id in states:
+                states.move_to_end(session_id)
+                return states[session_id]
+        return None
 
     def _put(self, session_id: str, state: SessionState) -> None:
-        known, size = self._states.get(session_id, (None, 0))
+        known = self._get(session_id)
         if known is not None and _age(known) >= _age(state):
             return
-        since = len(known.turns) if known is not None else 0
-        grown = sum(_size(turn.event) for turn in state.turns[since:])
-        self._states[session_id] = (state, size + grown)
-        self._states.move_to_end(session_id)
-        self._bytes += grown
-        while self._bytes > self._cache_bytes and len(self._states) > 1:
-            _, (_, freed) = self._states.popitem(last=False)
-            self._bytes -= freed
+        self.forget(session_id)
+        is_idle = state.sealed is not None or not state.turns
+        (self._idle if is_idle else self._live)[session_id] = state
+        self._bytes += _held(session_id, state)
+        while self._bytes > self._cache_bytes and len(self._live) + len(self._idle) > 1:
+            self.forget(next(iter(self._idle or self._live)))
 
 
 def _age(state: SessionState) -> tuple[int, bool]:
     return len(state.turns), state.sealed is not None
 
 
-def _size(event: TurnRecorded) -> int:
-    """Roughly the bytes that a turn holds in memory; its JSON objects are taken at twice their text."""
-    arrays = event.suffix.nbytes + event.output.nbytes + event.logprobs.nbytes
-    text = len(orjson.dumps([event.messages, event.tools]))
-    return 2048 + arrays + 2 * text
+def _held(session_id: str, state: SessionState) -> int:
+    """Bytes that a session takes in the cache, its own id and place included."""
+    return state.size + sys.getsizeof(session_id) + _PLACE

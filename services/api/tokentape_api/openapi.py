@@ -33,21 +33,23 @@ CODES: Final[Mapping[str, tuple[str, ...]]] = {
     "GET /metrics": (),
     "POST /sessions": (
         *(*_ACCESS_CODES, "invalid_request", "request_too_large", "too_many_sessions", "store_unavailable"),
-        "internal_error",
+        *("overloaded", "internal_error"),
     ),
-    "GET /sessions/{sid}": (*_ACCESS_CODES, *_SESSION_CODES, *_STREAM_CODES),
+    "GET /sessions/{sid}": (
+        *(*_ACCESS_CODES, *_SESSION_CODES, *_STREAM_CODES, "invalid_request", "overloaded"),
+    ),
     "DELETE /sessions/{sid}": (*_ACCESS_CODES, "session_not_found", "store_unavailable", *_STREAM_CODES),
     "POST /sessions/{sid}/v1/chat/completions": (
         *(*_ACCESS_CODES, *_SESSION_CODES, *_STREAM_CODES),
         *("invalid_request", "cannot_extend", "answer_altered", "head_changed", "session_full"),
-        *("turn_truncated", "request_too_large"),
+        *("turn_truncated", "request_too_large", "prompt_too_long", "overloaded"),
         *("matcher_failed", "template_mismatch", "engine_reply_invalid", "engine_unavailable"),
         *("generation_aborted", "engine_timeout"),
     ),
     "POST /sessions/{sid}/samples": (
         *(*_ACCESS_CODES, *_SESSION_CODES, *_STREAM_CODES),
         *("invalid_request", "contract_unsupported", "request_too_large", "hook_failed", "prefix_broken"),
-        *("replay_broken", "assembly_failed", "queue_full", "deadline_exceeded"),
+        *("replay_broken", "assembly_failed", "queue_full", "overloaded", "deadline_exceeded"),
     ),
 }
 """Operation → the codes of the errors that it may answer with."""

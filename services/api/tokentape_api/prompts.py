@@ -1,39 +1,45 @@
 """Builds a turn's prompt: the parent's stored tokens and the newly rendered suffix."""
 
-import asyncio
+from functools import partial
 
 import numpy as np
 import orjson
 
+from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits
-from tokentape_contracts.errors import CannotExtend, InvalidRequest
+from tokentape_contracts.errors import CannotExtend, InvalidRequest, PromptTooLong
 from tokentape_contracts.events import Ids
 from tokentape_core.domain.position import Position
-from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt, RenderError
+from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt, RenderError, TextTooLong
 
 
-async def build_prompt(renderer: ChatRenderer, at: Position, opened_at: float) -> tuple[Prompt, Ids]:
+async def build_prompt(
+    renderer: ChatRenderer, workers: Workers, sender: Sender, at: Position, opened_at: float
+) -> tuple[Prompt, Ids]:
     """The prompt of a request at its position, and all its tokens, int32[P].
 
-    Long texts are rendered in a thread, so that they delay no other session.
-
     Args:
+        workers: render what would hold up the event loop, for this sender.
         opened_at: when the session was opened, Unix seconds: the date that a template writes.
 
     Raises:
         CannotExtend: the template cannot append these messages.
         InvalidRequest: the template refuses them.
+        PromptTooLong: the new part, or the whole, is above its limit.
+        Overloaded: no thread is free for it.
     """
     before = at.parent.tokens if at.parent else np.empty(0, np.int32)
+    cost = len(orjson.dumps([at.new_messages, at.head.tools]))
     try:
-        if len(orjson.dumps([at.new_messages, at.head.tools])) > limits.RENDER_INLINE_BYTES:
-            prompt = await asyncio.to_thread(_render, renderer, at, before, opened_at)
-        else:
-            prompt = _render(renderer, at, before, opened_at)
+        prompt = await workers.run(cost, sender, partial(_render, renderer, at, before, opened_at))
     except NotAppendable as error:
         raise CannotExtend(str(error)) from error
+    except TextTooLong as error:
+        raise PromptTooLong(str(error)) from error
     except RenderError as error:
         raise InvalidRequest(str(error)) from error
+    if (length := prompt.keep + len(prompt.suffix)) > limits.PROMPT_TOKENS:
+        raise PromptTooLong(f"the prompt has {length} tokens, more than {limits.PROMPT_TOKENS}")
     return prompt, np.concatenate([before[: prompt.keep], prompt.suffix])
 
 

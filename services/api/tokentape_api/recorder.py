@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tokentape_api.bodies import ChatRequest
@@ -12,6 +13,7 @@ from tokentape_api.cache import Sessions
 from tokentape_api.engine import Engine, Wanted
 from tokentape_api.prompts import build_prompt
 from tokentape_api.telemetry import Telemetry
+from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, MatcherFailed, SessionNotFound, TemplateMismatch
 from tokentape_contracts.events import Blob, Ids, TurnRecorded
@@ -31,6 +33,7 @@ class Recorder:
     Args:
         matchers: those that a session may have been opened with, by name.
         telemetry: counts the turns and measures their stages.
+        workers: do what would hold up the event loop.
         clock: Unix seconds.
     """
 
@@ -42,6 +45,7 @@ class Recorder:
         renderer: ChatRenderer,
         matchers: Mapping[str, Matcher],
         telemetry: Telemetry,
+        workers: Workers,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sessions = sessions
@@ -50,6 +54,7 @@ class Recorder:
         self._renderer = renderer
         self._matchers = matchers
         self._telemetry = telemetry
+        self._workers = workers
         self._clock = clock
 
     async def chat(self, session_id: str, chat: ChatRequest, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -67,9 +72,11 @@ class Recorder:
             state = await self._sessions.load(session_id)
             ensure_open(state)
             self._ensure_same_template(state)
-            at = position(state, chat.messages, self._matcher(state), chat.head)
+            sender = Sender(state.opened.tenant, session_id)
+            find = partial(position, state, chat.messages, self._matcher(state), chat.head)
+            at = await self._workers.run(chat.cost, sender, find)
         with self._telemetry.stage("render"):
-            at, prompt, tokens = await self._prompt(state, at, chat)
+            at, prompt, tokens = await self._prompt(state, sender, at, chat)
         settings = pinned(chat.fields, state.opened.pins)
         if at.head.template_kwargs:
             settings["chat_template_kwargs"] = at.head.template_kwargs
@@ -108,18 +115,23 @@ class Recorder:
         return generated.answer
 
     async def _prompt(
-        self, state: SessionState, at: Position, chat: ChatRequest
+        self, state: SessionState, sender: Sender, at: Position, chat: ChatRequest
     ) -> tuple[Position, Prompt, Ids]:
         """Where the request belongs after all, its prompt, and all tokens of that, int32[P]."""
         try:
-            at = self._with_defaults(at)
-            return at, *await build_prompt(self._renderer, at, state.opened.opened_at)
+            return await self._prompt_at(state, sender, at)
         except CannotExtend:
             if state.opened.mode != "tree" or at.parent is None:
                 raise
         # The template cannot append these messages: the whole conversation begins a new root.
-        at = self._with_defaults(new_root(chat.messages, at.head, "not_appendable"))
-        return at, *await build_prompt(self._renderer, at, state.opened.opened_at)
+        return await self._prompt_at(state, sender, new_root(chat.messages, at.head, "not_appendable"))
+
+    async def _prompt_at(
+        self, state: SessionState, sender: Sender, at: Position
+    ) -> tuple[Position, Prompt, Ids]:
+        at = self._with_defaults(at)
+        opened_at = state.opened.opened_at
+        return at, *await build_prompt(self._renderer, self._workers, sender, at, opened_at)
 
     def _with_defaults(self, at: Position) -> Position:
         """A conversation begins with the server's template arguments, where the request names no others."""

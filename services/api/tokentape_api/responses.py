@@ -16,6 +16,7 @@ from tokentape_contracts.errors import (
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
+    Overloaded,
     QueueFull,
     RouteNotFound,
     TokentapeError,
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 _HEADERS: Mapping[type[TokentapeError], Mapping[str, str]] = {
+    Overloaded: {"Retry-After": str(limits.OVERLOADED_RETRY_AFTER_S)},
     QueueFull: {"Retry-After": str(limits.QUEUE_RETRY_AFTER_S)},
     TooManySessions: {"Retry-After": str(limits.SESSIONS_RETRY_AFTER_S)},
     Unauthenticated: {"WWW-Authenticate": "Bearer"},

@@ -4,12 +4,14 @@ from asyncio import Event
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tokentape_api.bodies import Bodies
 from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine
 from tokentape_api.recorder import Recorder
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
+from tokentape_api.work import Workers
 from tokentape_core.domain.match import Matcher
 from tokentape_core.store import Store
 from tokentape_core.text.render import ChatRenderer
@@ -32,4 +34,6 @@ class Services:
     recorder: Recorder
     collector: Collector
     telemetry: Telemetry
+    workers: Workers
+    bodies: Bodies
     engine_passed: Event = field(default_factory=Event)

@@ -158,6 +158,12 @@ class Telemetry:
             "tokentape_queue_jobs",
             "Jobs that wait or run, over all processes, read at each scrape; NaN if Redis does not answer.",
         )
+        self.work_waiting = meter.gauge(
+            "tokentape_api_work_waiting", "Parts of requests that wait for a thread to work on them."
+        )
+        self.bodies_bytes = meter.gauge(
+            "tokentape_api_bodies_bytes", "Bodies of the requests that are read or worked on."
+        )
         self.cache_sessions = meter.gauge("tokentape_cache_sessions", "Folded sessions in memory.")
         self.cache_bytes = meter.gauge("tokentape_cache_bytes", "Their size, roughly.")
         self.cache_lookups = meter.counters(

@@ -7,6 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 import aiohttp
@@ -34,7 +35,8 @@ _UNREACHABLE: Final = (
 _PIECE: Final = 64 * 1024
 """Bytes of an answer that are searched and decoded before the event loop turns."""
 _INLINE: Final = 64 * 1024
-"""An answer up to this size is parsed on the event loop, a larger one in a thread."""
+"""An answer up to this size is parsed on the event loop, a larger one in a thread; so is a request with more
+tokens written."""
 
 
 class HttpEngine(ABC):
@@ -150,9 +152,7 @@ class HttpEngine(ABC):
     ) -> T:
         """Sends one request; what `use` makes of the answer."""
         kept = {name: value for name, value in request.items() if name not in self.dropped}
-        content = orjson.dumps(
-            {**kept, **self.fields(sent.prompt, sent.replay)}, option=orjson.OPT_SERIALIZE_NUMPY
-        )
+        content = await _dumped({**kept, **self.fields(sent.prompt, sent.replay)}, len(sent.prompt))
         sent_headers = {
             **proxy_headers.to_engine(session_id, headers),
             "content-type": "application/json",
@@ -174,6 +174,12 @@ class HttpEngine(ABC):
             return use(self.answer_class(body, sent))
 
         return read() if body.size <= _INLINE else await asyncio.to_thread(read)
+
+
+async def _dumped(body: dict[str, Any], tokens: int) -> bytes:
+    """The JSON of a request with so many prompt tokens."""
+    dump = partial(orjson.dumps, body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return dump() if tokens <= _INLINE else await asyncio.to_thread(dump)
 
 
 async def _refusal(incoming: Incoming) -> EngineRefusal:

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentape_api import stream
-from tokentape_api.bodies import ChatRequest, read_body
+from tokentape_api.bodies import ChatRequest
 from tokentape_api.connected import while_connected
 from tokentape_api.responses import json_response
 from tokentape_api.services import Services
@@ -15,10 +15,11 @@ async def chat_completions(request: Request) -> Response:
     """Generates and records one turn."""
     services: Services = request.app.state.services
     session_id = request.path_params["sid"]
+    body = services.bodies.parsed(request, limits.CHAT_BODY_BYTES, ChatRequest.parse)
     with services.telemetry.turn(session_id, request.headers):
-        chat = ChatRequest.parse(await read_body(request, limits.CHAT_BODY_BYTES))
-        work = services.recorder.chat(session_id, chat, request.headers)
-        answer = await while_connected(request, work)
+        async with body as chat:
+            work = services.recorder.chat(session_id, chat, request.headers)
+            answer = await while_connected(request, work)
     if chat.stream:
         # At once, as all of it is there: one event after the other would cost a turn of the loop each.
         events = b"".join(

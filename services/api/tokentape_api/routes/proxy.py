@@ -10,7 +10,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tokentape_api.auth import caller_of
-from tokentape_api.bodies import read_body
 from tokentape_api.connected import while_connected
 from tokentape_api.engine.port import Incoming
 from tokentape_api.services import Services
@@ -85,10 +84,12 @@ async def forward(request: Request) -> Response:
     state = await services.sessions.load(session_id)
     if state.sealed is not None:
         raise SessionDeleted("the session was deleted")
-    body = await read_body(request, limits.PROXY_BODY_BYTES)
     stack = AsyncExitStack()
-    answer = services.engine.forward(session_id, request.method, quote(path), query, request.headers, body)
-    incoming = await while_connected(request, stack.enter_async_context(answer))
+    async with services.bodies.read(request, limits.PROXY_BODY_BYTES) as body:
+        answer = services.engine.forward(
+            session_id, request.method, quote(path), query, request.headers, body
+        )
+        incoming = await while_connected(request, stack.enter_async_context(answer))
     return _Forwarded(request, stack, incoming)
 
 

@@ -7,7 +7,6 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from tokentape_api.bodies import read_body
 from tokentape_api.connected import while_connected
 from tokentape_api.services import Services
 from tokentape_contracts import limits
@@ -50,7 +49,19 @@ async def collect_samples(request: Request) -> Response:
 
 async def _collect(services: Services, session_id: str, request: Request) -> tuple[AssembleJob, StoredResult]:
     contract = choose_contract(request.headers.get(ACCEPT_CONTRACT_HEADER), SUPPORTED_CONTRACTS)
-    wanted = SamplesRequest.parse(await read_body(request, limits.SMALL_BODY_BYTES))
+    body = services.bodies.parsed(request, limits.SMALL_BODY_BYTES, SamplesRequest.parse)
+    async with body as wanted:
+        job, left_s = await _job(services, session_id, wanted, contract)
+        result = await while_connected(request, services.collector.collect(job, left_s))
+    if result.error is not None:
+        raise result.error
+    return job, result
+
+
+async def _job(
+    services: Services, session_id: str, wanted: SamplesRequest, contract: int
+) -> tuple[AssembleJob, float]:
+    """The job of a session as of now, and how many seconds of its deadline are left."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(wanted.deadline_s):
@@ -70,11 +81,7 @@ async def _collect(services: Services, session_id: str, request: Request) -> tup
         metadata=wanted.metadata,
         trace=services.telemetry.tracing.headers() or None,
     )
-    left_s = began + wanted.deadline_s - time.monotonic()
-    result = await while_connected(request, services.collector.collect(job, left_s))
-    if result.error is not None:
-        raise result.error
-    return job, result
+    return job, began + wanted.deadline_s - time.monotonic()
 
 
 def _stages(result: StoredResult, total_ms: float) -> dict[str, float]:

@@ -1,18 +1,20 @@
 """`POST /sessions`, `GET /sessions/{sid}`, `DELETE /sessions/{sid}`."""
 
-import asyncio
 import time
 import uuid
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentape_api.auth import caller_of
-from tokentape_api.bodies import read_body
 from tokentape_api.responses import JSON, json_response
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
+from tokentape_api.work import Sender
 from tokentape_contracts import limits
 from tokentape_contracts.errors import InvalidRequest, SessionDeleted
 from tokentape_contracts.events import ReplaySpec, SessionOpened, SessionSealed
@@ -27,9 +29,13 @@ from tokentape_core.domain.state import SessionState
 async def open_session(request: Request) -> Response:
     """Opens a session and answers its id."""
     services: Services = request.app.state.services
+    parse = partial(OpenRequest.parse, matchers=tuple(services.matchers))
+    async with services.bodies.parsed(request, limits.SMALL_BODY_BYTES, parse) as wanted:
+        return await _open(services, wanted, caller_of(request).tenant)
+
+
+async def _open(services: Services, wanted: OpenRequest, tenant: str) -> Response:
     settings, renderer = services.settings, services.renderer
-    body = await read_body(request, limits.SMALL_BODY_BYTES)
-    wanted = OpenRequest.parse(body, matchers=tuple(services.matchers))
     session_id = uuid.uuid4().hex
     opened = SessionOpened(
         id=uuid.uuid4().hex,
@@ -42,7 +48,7 @@ async def open_session(request: Request) -> Response:
         labels=wanted.labels,
         pins=pinned(settings.pins, wanted.pins),
         replay=_replay(settings),
-        tenant=caller_of(request).tenant,
+        tenant=tenant,
         opened_at=time.time(),
     )
     await services.store.open(session_id, opened)
@@ -79,20 +85,35 @@ async def get_session(request: Request) -> Response:
     if state.sealed is not None:
         raise SessionDeleted("the session was deleted")
     if request.query_params.get("view") == "events":
-        body = await asyncio.to_thread(_dump, {"session_id": session_id, "events": view.compact(state)})
+        dump = partial(_dump_events, session_id, state)
     else:
-        body = await asyncio.to_thread(_dump_records, services, session_id, state)
-    return Response(body, media_type=JSON)
+        dump = partial(_dump_records, services, session_id, state)
+    sender = Sender(state.opened.tenant, session_id)
+    return Response(await services.workers.run(state.size, sender, dump), media_type=JSON)
+
+
+def _dump_events(session_id: str, state: SessionState) -> bytes:
+    return _dump({"session_id": session_id}, events=view.compact(state))
 
 
 def _dump_records(services: Services, session_id: str, state: SessionState) -> bytes:
+    tokens = sum(turn.length for turn in state.head.path) if state.head else 0
+    if tokens > limits.VIEW_TOKENS:
+        raise InvalidRequest(
+            f"the records hold {tokens} tokens, as each repeats its whole prompt; ?view=events has each once"
+        )
     compare = comparison(services.renderer, state.opened.template, state.opened.opened_at)
     metadata = view.session_metadata(state, expected_accounting(state), compare)
-    return _dump({"session_id": session_id, "records": view.records(state), "metadata": metadata})
+    return _dump({"session_id": session_id, "metadata": metadata}, records=view.records(state))
 
 
-def _dump(content: object) -> bytes:
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+def _dump(content: Mapping[str, Any], **lists: Iterable[Any]) -> bytes:
+    """A JSON object. The lists are written item by item, between which other threads run."""
+    pieces = [orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)[:-1]]
+    for name, items in lists.items():
+        written = (orjson.dumps(item, option=orjson.OPT_SERIALIZE_NUMPY) for item in items)
+        pieces += [b',"%s":[' % name.encode(), b",".join(written), b"]"]
+    return b"".join([*pieces, b"}"])
 
 
 async def delete_session(request: Request) -> Response:

@@ -11,11 +11,11 @@ What clients were seen to change when they send an answer back, none of which sa
 - the roles `developer` and `function` stand for `system` and `tool`.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tokentape_contracts.http import PRESENT_ROLES
+from tokentape_core.texts import read_json
 
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 MARKS: Final = frozenset({"cache_control"})
@@ -165,4 +165,4 @@ def _arguments(value: Any) -> Any:
         return {}
     if not isinstance(value, str):
         return value
-    return json.loads(value, object_pairs_hook=unique_keys) if value.strip() else {}
+    return read_json(value, object_pairs_hook=unique_keys) if value.strip() else {}

@@ -21,12 +21,14 @@ def ensure_open(state: SessionState) -> None:
 
     Raises:
         SessionDeleted: it was sealed.
-        SessionFull: it holds `limits.TURNS_PER_SESSION` turns.
+        SessionFull: it holds `limits.TURNS_PER_SESSION` turns, or `limits.SESSION_BYTES` of them.
     """
     if state.sealed is not None:
         raise SessionDeleted("the session was deleted")
     if len(state.turns) >= limits.TURNS_PER_SESSION:
         raise SessionFull(f"the session holds {len(state.turns)} turns, as many as it may")
+    if state.size >= limits.SESSION_BYTES:
+        raise SessionFull(f"the session's turns take {state.size} bytes, as many as they may")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

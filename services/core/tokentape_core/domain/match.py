@@ -6,7 +6,6 @@ which differences do not count; it is not asked about a turn whose messages are 
 the same.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from tokentape_core.domain.canonical import (
     same_calls,
     unique_keys,
 )
+from tokentape_core.texts import read_json
 
 Message = Mapping[str, Any]
 Matcher = Callable[[Message, Message], bool]
@@ -126,4 +126,4 @@ def _equal_arguments(a: Any, b: Any) -> bool:
 
 
 def _arguments(value: Any) -> Any:
-    return json.loads(value, object_pairs_hook=unique_keys) if isinstance(value, str) else value
+    return read_json(value, object_pairs_hook=unique_keys) if isinstance(value, str) else value

@@ -22,6 +22,7 @@ from tokentape_contracts.events import (
     TurnRecorded,
 )
 from tokentape_core.domain.match import is_text
+from tokentape_core.domain.size import size_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +99,14 @@ class SessionState:
         head: of a tree the newest turn; of a linear session the one that its conversation has come to, which
             is the newest unless that was requested before the conversation went on.
         sealed: the end, if it came.
+        size: bytes of memory that its events take (`domain.size`).
     """
 
     opened: SessionOpened
     turns: tuple[Turn, ...] = ()
     head: Turn | None = None
     sealed: SessionSealed | None = None
+    size: int = 0
 
     @property
     def last_id(self) -> str:
@@ -127,16 +130,16 @@ def apply(state: SessionState | None, entry_id: str, event: Event) -> SessionSta
     if state is None:
         if entry_id != OPENED_ID or not isinstance(event, SessionOpened):
             raise StreamCorrupt(f"a stream begins with {SessionOpened.TYPE} at {OPENED_ID}, not {entry_id}")
-        return SessionState(event)
+        return SessionState(event, size=size_of(event))
     if state.sealed is not None:
         raise StreamCorrupt(f"entry {entry_id} follows the seal")
     match event:
         case SessionSealed() if entry_id == SEALED_ID:
-            return replace(state, sealed=event)
+            return replace(state, sealed=event, size=state.size + size_of(event))
         case TurnRecorded() if entry_id == turn_id(len(state.turns) + 1):
             turn = _turn(state, event)
             head = turn if state.opened.mode == "tree" or is_near(state.head, turn.parent) else state.head
-            return SessionState(state.opened, (*state.turns, turn), head)
+            return SessionState(state.opened, (*state.turns, turn), head, size=state.size + size_of(event))
     raise StreamCorrupt(f"{event.TYPE} at {entry_id} does not follow {state.last_id}")
 
 

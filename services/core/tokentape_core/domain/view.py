@@ -1,6 +1,6 @@
 """Views of a session: what GET shows of it, rebuilt from the events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -51,13 +51,13 @@ def mismatch(turn: Turn, compare: Compare | None) -> dict[str, Any]:
     return {} if found is None else {"tito_session_mismatch": found}
 
 
-def records(state: SessionState) -> list[dict[str, Any]]:
-    """The turns of the active path as requests and responses.
+def records(state: SessionState) -> Iterator[dict[str, Any]]:
+    """The turns of the active path as requests and responses, each made when it is wanted.
 
     The shape is that of the Miles session server's `GET /sessions/{sid}`. A request shows the full `messages`
     and `input_ids`, so the answer grows with turns times length: it is for people and for existing tools.
     """
-    return [_record(turn) for turn in state.head.path] if state.head else []
+    return map(_record, state.head.path if state.head else ())
 
 
 def _record(turn: Turn) -> dict[str, Any]:

@@ -65,7 +65,8 @@ _SENT: Final = re.compile(
 """What an error quotes of what was sent: redis-py does in a pipeline, and a server that lacks the command."""
 
 _INLINE_ENTRIES: Final = 32
-"""A longer read is decoded in a thread: it delays nobody else on the event loop."""
+"""A read of more, or of more bytes, is decoded in a thread: it delays nobody else on the event loop."""
+_INLINE_BYTES: Final = 256 * 1024
 
 _PARTS_PER_READ: Final = 16
 _RESTORE_TRIES: Final = 5
@@ -172,12 +173,20 @@ class RedisStore:
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None
     ) -> list[Entry]:
-        if after == SEALED_ID:
-            return []
-        first = f"({after}" if after is not None else "-"
+        key = keys.events(session_id)
         with redis_errors():
-            rows = await self._client.xrange(keys.events(session_id), min=first, max=until or "+")
-        if len(rows) > _INLINE_ENTRIES:
+            if after is None:
+                rows, is_there = await self._client.xrange(key, max=until or "+"), True
+            elif after == SEALED_ID:
+                rows, is_there = [], await self._client.exists(key)
+            else:
+                pipe = self._client.pipeline(transaction=False)
+                pipe.xrange(key, min=f"({after}", max=until or "+")
+                pipe.exists(key)
+                rows, is_there = await pipe.execute()
+        if not is_there:
+            raise SessionNotFound("there is no such session")
+        if len(rows) > _INLINE_ENTRIES or sum(map(_bytes_of, rows)) > _INLINE_BYTES:
             return await asyncio.to_thread(_entries, rows)
         return _entries(rows)
 
@@ -371,6 +380,10 @@ def _parts(data: bytes) -> Iterator[memoryview]:
 
 def _raw(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[tuple[str, dict[bytes, bytes]]]:
     return [(entry_id.decode(), fields) for entry_id, fields in rows]
+
+
+def _bytes_of(row: tuple[bytes, dict[bytes, bytes]]) -> int:
+    return sum(map(len, row[1].values()))
 
 
 def _entries(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Entry]:

@@ -4,6 +4,7 @@ TextError
 ├── TokenizerError           the operator: another tokenizer, template or family
 │   └── UnknownFamilyError
 ├── RenderError              the caller: messages, tools or template arguments that cannot be rendered
+│   └── TextTooLong          the caller: less text
 └── NotAppendable             nobody: the turn cannot continue its parent; start a new root or refuse it
 """
 
@@ -24,6 +25,10 @@ class UnknownFamilyError(TokenizerError):
 
 class RenderError(TextError):
     """The messages cannot be rendered: they are malformed, or the chat template refused them."""
+
+
+class TextTooLong(RenderError):
+    """What the template wrote is longer than `limits.PROMPT_TEXT_BYTES`; it was not tokenised."""
 
 
 class NotAppendable(TextError):

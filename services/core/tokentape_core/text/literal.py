@@ -95,9 +95,8 @@ class LiteralEncoder:
         if self._spelling is None:
             return text
         # More than once: where two spellings overlap, breaking the one may leave the other.
-        while broken := self._spelling.search(text):
-            place = broken.start() + 1
-            text = text[:place] + mark + text[place:]
+        while self._spelling.search(text):
+            text = self._spelling.sub(lambda spelling: spelling[0][0] + mark + spelling[0][1:], text)
         return text
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tokentape_contracts.http import PRESENT_ROLES
 from tokentape_core.text.errors import RenderError
+from tokentape_core.texts import read_json
 
 __all__ = ["ArgumentsForm", "Message", "template_messages", "template_role"]
 
@@ -145,7 +146,7 @@ def _arguments(value: object, where: str, form: ArgumentsForm) -> object:
         return {}  # a call without arguments, as some clients spell it
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value)
         except (ValueError, RecursionError) as error:
             raise RenderError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, Mapping):

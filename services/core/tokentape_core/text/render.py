@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tokentape_core.text.boundary import Boundary
 from tokentape_core.text.continuation import Continuation
-from tokentape_core.text.errors import NotAppendable, RenderError
+from tokentape_core.text.errors import NotAppendable, RenderError, TextTooLong
 from tokentape_core.text.families import FAMILIES, Family
 from tokentape_core.text.literal import AS_TEMPLATE
 from tokentape_core.text.messages import Message, template_role
@@ -22,7 +22,7 @@ from tokentape_core.text.template import Request, Template
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.tools import AS_SENT, Tool
 
-__all__ = ["ChatRenderer", "NotAppendable", "Prompt", "RenderError"]
+__all__ = ["ChatRenderer", "NotAppendable", "Prompt", "RenderError", "TextTooLong"]
 
 _Ids = npt.NDArray[np.int32]
 

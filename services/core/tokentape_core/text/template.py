@@ -10,7 +10,8 @@ import jinja2
 import numpy as np
 import numpy.typing as npt
 
-from tokentape_core.text.errors import RenderError, TokenizerError
+from tokentape_contracts import limits
+from tokentape_core.text.errors import RenderError, TextTooLong, TokenizerError
 from tokentape_core.text.families import Family
 from tokentape_core.text.literal import AS_TEMPLATE, LiteralEncoder
 from tokentape_core.text.messages import Message, template_messages
@@ -109,7 +110,12 @@ class Template:
             raise RenderError(f"the chat template refused the messages: {error}") from error
 
     def encode(self, text: str, request: Request) -> npt.NDArray[np.int32]:
-        """The ids of what `write` wrote, or of a part of it. Raises `RenderError`."""
+        """The ids of what `write` wrote, or of a part of it. Raises `TextTooLong`, `RenderError`."""
+        if (size := _size(text)) > limits.PROMPT_TEXT_BYTES:
+            raise TextTooLong(
+                f"the messages and tools are {size} bytes of text, more than {limits.PROMPT_TEXT_BYTES}: "
+                "send less, or in several turns"
+            )
         try:
             if self._literal is not None and request.mark and request.mark in text:
                 ids = self._literal.encode(text, request.mark)
@@ -124,6 +130,11 @@ class Template:
         if reserved:
             raise RenderError(f"template arguments may not be named {', '.join(reserved)}")
         return template_kwargs
+
+
+def _size(text: str) -> int:
+    """Bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def _names_developer(template: str) -> bool:

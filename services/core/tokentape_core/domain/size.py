@@ -1,0 +1,52 @@
+"""How much memory an event takes: what a cache of sessions and a session itself are bounded by.
+
+What many values share is not counted: keys that a parser has met before, `None`, `True`.
+"""
+
+import sys
+from dataclasses import fields
+from typing import Any, Final
+
+import numpy as np
+
+from tokentape_contracts.events import TYPES, Event
+
+_EVENT: Final = 500
+"""An event's own object, its place in the session's state, and what allocating them adds."""
+_ARRAY: Final = 160
+"""A numpy array on bytes that came from Redis, without these."""
+_ONE_HOLDER: Final = 4
+"""What `getrefcount` says of a key that one object has: three names for it here count too."""
+_FEW: Final = 32
+"""An object with more keys has its own: it is a map, not a form that many fill in."""
+_NAMES: Final = {name: tuple(field.name for field in fields(kind)) for name, kind in TYPES.items()}
+
+
+def size_of(event: Event) -> int:
+    """Bytes of memory that the event takes as part of a session's state, about."""
+    return _EVENT + sum(_size(getattr(event, name)) for name in _NAMES[event.TYPE])
+
+
+def _size(value: Any) -> int:
+    """Of a value and all that is in it; not a function that calls itself, as an answer may nest deeply."""
+    total = 0
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            keys = map(sys.getsizeof if len(value) > _FEW else _size_if_alone, value)
+            total += sys.getsizeof(value) + sum(keys)
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            total += sys.getsizeof(value)
+            pending.extend(value)
+        elif isinstance(value, np.ndarray):
+            total += _ARRAY + value.nbytes
+        elif value is not None and not isinstance(value, bool):
+            total += sys.getsizeof(value)
+    return total
+
+
+def _size_if_alone(key: str) -> int:
+    """0 for a key that other objects have too."""
+    return sys.getsizeof(key) if sys.getrefcount(key) <= _ONE_HOLDER else 0
