@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from tests.support.application import SETTINGS, application, client_of, small_qwen, small_renderer
 from tests.support.scripted import ScriptedEngine, network
@@ -42,11 +43,17 @@ def settings() -> ApiSettings:
 
 
 @pytest.fixture
-async def api(
+def app(
     settings: ApiSettings, engine: ScriptedEngine, store: MemoryStore, renderer: ChatRenderer
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> Starlette:
+    """The application under test."""
+    return application(renderer, store, network(engine.handle), settings)
+
+
+@pytest.fixture
+async def api(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application."""
-    async with client_of(application(renderer, store, network(engine.handle), settings)) as client:
+    async with client_of(app) as client:
         yield client
 
 

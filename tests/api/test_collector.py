@@ -97,6 +97,62 @@ async def test_lost_announcement(collector: Collector, worker: redis.asyncio.Red
         assert (await waiting).first == b"payload"
 
 
+GARBAGE: dict[str, dict[bytes, bytes]] = {
+    "nothing of ours": {b"x": b"y"},
+    "no request": {b"session": b"sid", b"outcome": b"stored"},
+    "no outcome": {b"session": b"sid", b"request": b"digest"},
+    "no detail": {b"session": b"sid", b"request": b"digest", b"outcome": b"failed"},
+    "not UTF-8": {b"session": b"\xff\xfe", b"request": b"digest", b"outcome": b"stored"},
+    "a code that is not UTF-8": {
+        b"session": b"sid",
+        b"request": b"digest",
+        b"outcome": b"failed",
+        b"detail": b"d",
+        b"code": b"\xff",
+    },
+    "empty names": {b"": b""},
+}
+
+
+async def test_announcements_that_are_none(
+    collector: Collector, worker: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted and passed over; the ones after them are heard at once, and the reader lives."""
+    monkeypatch.setattr(limits, "WAIT_SLICE_S", 30.0)
+    refused: list[str] = []
+    collector._refused = refused.append
+    waiting = asyncio.create_task(collector.collect(JOB, 20))
+    await until_queued(worker)
+    await asyncio.sleep(0.05)
+    [(api_id, _)] = await worker.zrange(keys.waiters("sid", "digest"), 0, -1, withscores=True)
+    for fields in GARBAGE.values():
+        await worker.xadd(keys.replies(api_id.decode()), dict(fields))
+    await store(worker)
+    await announce(worker, "stored")
+    assert (await asyncio.wait_for(waiting, 5)).first == b"payload"
+    assert refused == ["announcement"] * len(GARBAGE)
+    assert collector.is_reading()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"\xff", b"[]", b"{}", b"null", b'{"size":1,"parts":1,"digest":"","timing_ms":{},"error":[1]}'],
+)
+async def test_a_result_that_is_none(collector: Collector, worker: redis.asyncio.Redis, head: bytes) -> None:
+    """It goes, and a worker is asked for another one."""
+    refused: list[str] = []
+    collector._refused = refused.append
+    await worker.hset(keys.samples("sid", "digest"), mapping={jobs.HEAD: head, jobs.FIRST_PART: b"x"})
+    waiting = asyncio.create_task(collector.collect(JOB, 5))
+    await until_queued(worker)
+    assert not await worker.exists(keys.samples("sid", "digest"))
+    await asyncio.sleep(0.05)
+    await store(worker)
+    await announce(worker, "stored")
+    assert (await waiting).first == b"payload"
+    assert refused == ["result"]
+
+
 async def test_lost_job(collector: Collector, worker: redis.asyncio.Redis) -> None:
     """A job that Redis lost is enqueued again."""
     waiting = asyncio.create_task(collector.collect(JOB, 10))

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import limits
@@ -85,6 +86,19 @@ async def test_not_ready_without_redis(
     reply = await api.get("/ready")
     checks = {"redis": "Redis cannot be reached: refused", "engine": "ok"}
     assert (reply.status_code, reply.json()) == (503, {"ready": False, "checks": checks})
+
+
+async def test_not_ready_without_announcements(
+    app: Starlette, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose reader of announcements has ended says so, and is not ready any more."""
+    assert (await api.get("/ready")).status_code == 200
+    task = app.state.services.collector._task
+    task.cancel()
+    await asyncio.wait({task})
+    reply = await api.get("/ready")
+    assert reply.status_code == 503
+    assert "the reader has ended" in reply.json()["checks"]["announcements"]
 
 
 async def test_a_slow_probe(

@@ -97,6 +97,21 @@ async def test_a_round_is_bounded(
     assert await index(fake) == ["s3"]
 
 
+async def test_entries_that_are_no_sessions(fake: redis.asyncio.Redis, archive: Archive) -> None:
+    """They are counted and leave the index, or stand behind; the sessions after them are archived."""
+    refused: list[str] = []
+    archiver = Archiver(fake, archive, lambda: refused.append("one"), after_s=0.0)
+    names_: list[Any] = [b"\xff", "../up", "", "a/b", "x" * 100, "taken"]
+    await seal(fake, "good")
+    before = time.time() - 100
+    await fake.zadd(keys.SEALED, {name: before + place for place, name in enumerate(names_)})
+    await fake.set(keys.events("taken"), "no stream")
+    assert await archiver.round() == 1
+    assert names(archive) == ["good.tokentape"]
+    assert await index(fake) == ["taken"]
+    assert len(refused) == len(names_)
+
+
 async def test_a_worker_that_died_after_the_write(
     fake: redis.asyncio.Redis, archiver: Archiver, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

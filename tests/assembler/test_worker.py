@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import pytest
 import redis.asyncio
-from arq.constants import in_progress_key_prefix
+from arq.constants import in_progress_key_prefix, job_key_prefix
 
 from tests.assembler.support import Api, Server, job, until
 from tokentape_assembler.worker import RELEASE, AssemblyWorker, arq_client
-from tokentape_contracts import keys, limits
+from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.jobs import FUNCTION
 from tokentape_core.store import connect
 
@@ -24,6 +24,10 @@ class Jobs:
         self.ended: list[str] = []
         self.takes_s = 0.0
         self.releases = False
+        self.refused = 0
+
+    def refuse(self) -> None:
+        self.refused += 1
 
     async def run(self, ctx: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         self.began.append(ctx["job_id"])
@@ -45,7 +49,7 @@ def working(server: Server) -> Start:
     async def start(done: Jobs, capacity: int = 1) -> AsyncIterator[asyncio.Event]:
         client = connect(server.url)
         stop = asyncio.Event()
-        worker = AssemblyWorker(arq_client(client), done.run, lambda: capacity, stop)
+        worker = AssemblyWorker(arq_client(client), done.run, lambda: capacity, stop, refused=done.refuse)
         running = asyncio.create_task(worker.async_run())
         await asyncio.sleep(0.05)
         yield stop
@@ -181,6 +185,30 @@ async def test_a_restart_of_redis(working: Start, server: Server, api: Api) -> N
         await api.ask(job("1-0", sid="after"))
         await until(lambda: {name.split(":")[0] for name in done.ended} == {"before", "after"})
         await _all_done(api.client)
+
+
+async def test_entries_that_are_no_jobs(working: Start, api: Api) -> None:
+    """They go, each counted once, and the jobs among them run, whatever score they have."""
+    bodies = {
+        "no time": jobs.serialize({"f": FUNCTION, "a": [1], "k": {}, "t": None, "et": "yesterday"}),
+        "no JSON": b"\x80\x04",
+        "no function": jobs.serialize({"f": "f", "a": [], "k": {}, "t": 1, "et": 1}),
+    }
+    for name, body in bodies.items():
+        await api.client.set(job_key_prefix + name, body)
+    names: list[Any] = [b"\xff\xfe", *bodies, "nothing", "", "x" * 10_000]
+    await api.client.zadd(keys.QUEUE, {name: place for place, name in enumerate(names)})
+    await api.client.zadd(keys.QUEUE, {b"\xff": float("-inf"), b"\x80": float("inf")})
+    first, second = job("1-0", sid="first"), job("1-0", sid="second")
+    for each, score in ((first, "inf"), (second, "-inf")):
+        await api.ask(each)
+        await api.client.zadd(keys.QUEUE, {each.job_id: float(score)})
+    done = Jobs()
+    async with working(done):
+        await until(lambda: len(done.ended) == 2)
+        await _all_done(api.client)
+    assert sorted(done.ended) == sorted([first.job_id, second.job_id])
+    assert done.refused == 4  # what has a name, and a body that says what it is or none, arq takes out itself
 
 
 async def test_draining(working: Start, api: Api) -> None:

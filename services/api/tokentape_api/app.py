@@ -79,7 +79,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await collector.start()
+        await collector.start(lambda kind: telemetry.entries_refused[kind].inc())
         lag = asyncio.create_task(observe_lag(telemetry.loop_lag_seconds))
         try:
             yield

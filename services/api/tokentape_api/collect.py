@@ -11,7 +11,8 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Final
 
 import redis.asyncio
 from arq.constants import in_progress_key_prefix, job_key_prefix
@@ -32,6 +33,8 @@ from tokentape_core.store import redis_errors
 
 log = logging.getLogger(__name__)
 
+ENTRIES: Final = ("announcement", "result")
+"""What is read here that somebody else has written to Redis."""
 _READ_BLOCK_MS = 2_000
 _READ_PAUSE_S = 0.2
 _WAITERS_EXTRA_S = 60
@@ -60,9 +63,19 @@ class Collector:
         self._api_id = uuid.uuid4().hex
         self._waiting: dict[tuple[str, str], set[asyncio.Future[TokentapeError | None]]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._refused: Callable[[str], object] = lambda _: None
 
-    async def start(self) -> None:
-        """Begins to read announcements."""
+    def is_reading(self) -> bool:
+        """Whether announcements are read; without them a collect hears of its result late."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self, refused: Callable[[str], object] = lambda _: None) -> None:
+        """Begins to read announcements.
+
+        Args:
+            refused: hears of each entry in Redis that cannot be read, by what it should be, of `ENTRIES`.
+        """
+        self._refused = refused
         self._task = asyncio.create_task(self._read_announcements())
 
     async def close(self) -> None:
@@ -205,12 +218,25 @@ class Collector:
             pipe.expire(waiters, int(limits.COLLECT_DEADLINE_MAX_S) + _WAITERS_EXTRA_S)
             pipe.hmget(*_head(job))
             *_, fields = await pipe.execute()
-        return _stored(fields)
+        return await self._stored(job, fields)
 
     async def _result(self, job: AssembleJob) -> StoredResult | None:
         with redis_errors():
             fields: list[bytes | None] = await self._data.hmget(*_head(job))  # type: ignore[misc]
-        return _stored(fields)
+        return await self._stored(job, fields)
+
+    async def _stored(self, job: AssembleJob, fields: list[bytes | None]) -> StoredResult | None:
+        """What these fields say. A result that cannot be read goes, so that a worker makes another."""
+        head, first = fields
+        if head is None:
+            return None
+        try:
+            return StoredResult.from_fields(head, first)
+        except (KeyError, TypeError, ValueError) as error:
+            self._refuse("result", error)
+            with redis_errors():
+                await self._data.delete(keys.samples(job.session_id, job.request))
+            return None
 
     async def _look_at_queue(self, job: AssembleJob, left_s: float) -> tuple[int, bool]:
         """How many jobs wait or run, and whether this one is among them; it then stays for so long."""
@@ -238,15 +264,24 @@ class Collector:
                 await asyncio.sleep(_READ_PAUSE_S)
                 continue
             for _, entries in read:
-                for _, fields in entries:
-                    self._announce(fields)
-                last = entries[-1][0]
+                for entry_id, fields in entries:
+                    last = entry_id
+                    try:
+                        self._announce(fields)
+                    except (KeyError, ValueError) as error:
+                        self._refuse("announcement", error)
 
-    def _announce(self, fields: dict[bytes, bytes]) -> None:
+    def _announce(self, fields: Mapping[bytes, bytes]) -> None:
+        """Wakes whoever waits for this. Raises `KeyError` or `ValueError` for what is no announcement."""
         key = fields[b"session"].decode(), fields[b"request"].decode()
+        failure = _failure(fields)
         for announced in self._waiting.get(key, ()):
             if not announced.done():
-                announced.set_result(_failure(fields))
+                announced.set_result(failure)
+
+    def _refuse(self, kind: str, error: Exception) -> None:
+        log.warning("entry_refused kind=%s: %s: %s", kind, type(error).__name__, error)
+        self._refused(kind)
 
 
 async def enqueue(queue: redis.asyncio.Redis, job: AssembleJob, left_s: float) -> bool:
@@ -284,8 +319,3 @@ def _job_ms(left_s: float) -> int:
 def _head(job: AssembleJob) -> tuple[str, list[str]]:
     """Where a result begins: the key of its hash, and the fields."""
     return keys.samples(job.session_id, job.request), [jobs.HEAD, jobs.FIRST_PART]
-
-
-def _stored(fields: list[bytes | None]) -> StoredResult | None:
-    head, first = fields
-    return None if head is None else StoredResult.from_fields(head, first)

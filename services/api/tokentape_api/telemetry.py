@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client import Histogram
 from starlette.requests import ClientDisconnect
 
+from tokentape_api.collect import ENTRIES
 from tokentape_api.engine import EngineRefusal
 from tokentape_contracts.errors import (
     BY_CODE,
@@ -163,6 +164,11 @@ class Telemetry:
         )
         self.bodies_bytes = meter.gauge(
             "tokentape_api_bodies_bytes", "Bodies of the requests that are read or worked on."
+        )
+        self.entries_refused = meter.counters(
+            "tokentape_entries_refused_total",
+            "Entries in Redis that could not be read and were passed over, by what they should have been.",
+            kind=ENTRIES,
         )
         self.cache_sessions = meter.gauge("tokentape_cache_sessions", "Folded sessions in memory.")
         self.cache_bytes = meter.gauge("tokentape_cache_bytes", "Their size, roughly.")

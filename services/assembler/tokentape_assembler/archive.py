@@ -8,6 +8,7 @@ then takes it out. A worker that dies in between, or two that race, write the sa
 import asyncio
 import contextlib
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -16,15 +17,17 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from tokentape_contracts import keys, limits
-from tokentape_contracts.errors import StoreUnavailable
+from tokentape_contracts.errors import StoreUnavailable, text_of
 from tokentape_contracts.events import SEALED_ID
 from tokentape_core.recording import SUFFIX, Recording, dump
 from tokentape_core.store import RedisStore, redis_errors
 
 T = TypeVar("T")
+
+_SESSION_ID: Final = re.compile(rb"[\w-]{1,%d}" % limits.SESSION_ID_CHARS)
 
 log = logging.getLogger("tokentape.assembler")
 
@@ -94,6 +97,7 @@ class Archiver:
     """Copies sealed sessions into the archive, a few at a time. Any number may do it at once.
 
     Args:
+        refused: hears of each entry of the index that names no session which can be read.
         after_s: how long after its seal a session is copied.
     """
 
@@ -101,12 +105,14 @@ class Archiver:
         self,
         client: redis.asyncio.Redis,
         archive: Archive,
+        refused: Callable[[], object] = lambda: None,
         *,
         after_s: float = limits.ARCHIVE_AFTER_S,
     ) -> None:
         self._client = client
         self._store = RedisStore(client)
         self._archive = archive
+        self._refused = refused
         self._after_s = after_s
         self._is_busy = False
 
@@ -131,17 +137,27 @@ class Archiver:
         until = time.time() - self._after_s
         archived = 0
         with redis_errors():
-            for session_id in await self._client.zrangebyscore(
+            for entry in await self._client.zrangebyscore(
                 keys.SEALED, "-inf", until, 0, limits.ARCHIVE_SESSIONS
             ):
+                if not _SESSION_ID.fullmatch(entry):  # it would become a path
+                    self._refuse(entry, "no session has such an id")
+                    await self._client.zrem(keys.SEALED, entry)
+                    continue
+                session_id = entry.decode()
                 try:
-                    archived += await self._take(session_id.decode())
+                    archived += await self._take(session_id)
                 except ArchiveError as error:
-                    log.warning(
-                        "archive_failed session=%s; it is tried again: %s", session_id.decode(), error
-                    )
+                    log.warning("archive_failed session=%s; it is tried again: %s", session_id, error)
                     break
+                except ResponseError as error:  # a key of the session is none of ours
+                    self._refuse(entry, text_of(error))
+                    await self._postpone(session_id)
         return archived
+
+    def _refuse(self, entry: bytes, reason: str) -> None:
+        log.error("entry_refused kind=sealed: %r: %s", entry[:100], reason)
+        self._refused()
 
     async def _take(self, session_id: str) -> bool:
         lease = keys.archiving(session_id)

@@ -112,7 +112,7 @@ class Child:
                     pipe.expire(audit_key, limits.RETENTION_S, gt=True)
                 pipe.zrangebyscore(*in_time(job))
                 *_, waiters = await pipe.execute()
-        return [api_id.decode() for api_id in waiters]
+        return [api_id.decode(errors="replace") for api_id in waiters]
 
     def _entry(self, job: AssembleJob, result: Assembled) -> SamplesAssembled:
         return SamplesAssembled(

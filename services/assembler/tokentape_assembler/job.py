@@ -99,7 +99,9 @@ class JobRunner:
                 is_stored, waiters = await self._look(job)  # that may have been its last deed
                 if not is_stored:
                     return _failed(str(error))
-        return Outcome("stored", detail="by an earlier run", waiters=[key.decode() for key in waiters])
+        return Outcome(
+            "stored", detail="by an earlier run", waiters=[key.decode(errors="replace") for key in waiters]
+        )
 
     async def _look(self, job: AssembleJob) -> tuple[bool, dict[bytes, float]]:
         """Whether the result is stored, and who waits for it (`_waiters`)."""
@@ -146,7 +148,7 @@ class JobRunner:
         }
         waiters = outcome.waiters
         if waiters is None:
-            waiters = [api_id.decode() for api_id in await self._waiters(job)]
+            waiters = [key.decode(errors="replace") for key in await self._waiters(job)]
         pipe = self._queue.pipeline(transaction=False)
         for api_id in waiters:
             key = keys.replies(api_id)

@@ -76,12 +76,20 @@ async def serve(settings: AssemblerSettings, stop: asyncio.Event) -> None:
         await pool.start()
         arq = arq_client(queue)
         runner = JobRunner(client, queue, pool, telemetry)
-        worker = AssemblyWorker(arq, runner.run, lambda: pool.ready, stop, telemetry.leases_lost.inc)
+        refused = telemetry.entries_refused
+        worker = AssemblyWorker(
+            arq,
+            runner.run,
+            lambda: pool.ready,
+            stop,
+            lost=telemetry.leases_lost.inc,
+            refused=refused["job"].inc,
+        )
         telemetry.running.set_function(lambda: len(worker.tasks))
         heap.settle()
         log.info("the assembler is ready: %d at a time, tokenizer %s", settings.workers, settings.tokenizer)
         if archive is not None:
-            background.append(asyncio.create_task(Archiver(client, archive).run()))
+            background.append(asyncio.create_task(Archiver(client, archive, refused["sealed"].inc).run()))
         await worker.async_run()
     finally:
         for task in background:

@@ -29,6 +29,8 @@ CODES: Final = (
     "stream_corrupt",
 )
 """The codes of `outcome.REFUSALS`, which this process does not import: it would load a tokenizer's code."""
+ENTRIES: Final = ("job", "sealed")
+"""What is read that somebody else has written to Redis: a job of the queue, a session to archive."""
 RESTARTS: Final = ("exited", "killed", "timeout", "abandoned", "failed_start")
 MISMATCHES: Final = (
     "special_token_count",
@@ -78,6 +80,11 @@ class Telemetry:
         self.leases_lost = meter.counter(
             "tokentape_leases_lost_total",
             "Claims on running jobs that were gone: another worker may run them too.",
+        )
+        self.entries_refused = meter.counters(
+            "tokentape_entries_refused_total",
+            "Entries in Redis that could not be read and were passed over, by what they should have been.",
+            kind=ENTRIES,
         )
         self._samples = meter.counters(
             "tokentape_assembly_samples_total",

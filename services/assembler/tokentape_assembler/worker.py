@@ -19,10 +19,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
+from math import isfinite
 from typing import Any, Final
 
 from arq.connections import ArqRedis
-from arq.constants import in_progress_key_prefix
+from arq.constants import in_progress_key_prefix, job_key_prefix, retry_key_prefix
 from arq.worker import Worker, func
 from redis.exceptions import RedisError
 
@@ -49,6 +50,7 @@ class AssemblyWorker(Worker):
         capacity: how many jobs could hold a place at the same time at this moment.
         stop: ends the worker once it is set and the running jobs have ended.
         lost: hears of each lease that ended while its job ran.
+        refused: hears of each entry of the queue that is no job.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class AssemblyWorker(Worker):
         capacity: Callable[[], int],
         stop: asyncio.Event,
         lost: Callable[[], None] = lambda: None,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             [func(function, name=jobs.FUNCTION)],
@@ -77,6 +80,7 @@ class AssemblyWorker(Worker):
         self._capacity = capacity
         self._stop = stop
         self._lost = lost
+        self._refused = refused
         self._holding: set[str] = set()
         self._released = asyncio.Event()
 
@@ -112,7 +116,13 @@ class AssemblyWorker(Worker):
 
     async def start_jobs(self, job_ids: list[bytes]) -> None:
         """Claims and starts as many of the jobs as are free and there is capacity for, oldest first."""
-        names = [name for job_id in job_ids if (name := job_id.decode()) not in self.tasks]
+        names = []
+        for job_id in job_ids:
+            try:
+                names.append(job_id.decode())
+            except UnicodeDecodeError as error:
+                await self._refuse(job_id, error)
+        names = [name for name in names if name not in self.tasks]
         claims: list[bytes | None] = [None] * len(names)
         if len(names) > 1:  # one is claimed at once: a round trip less on an idle worker
             claims = await self.pool.mget([in_progress_key_prefix + name for name in names])
@@ -120,7 +130,7 @@ class AssemblyWorker(Worker):
             if self._free <= 0 or self._stop.is_set():
                 return
             if claim is None and (score := await self._claim(name)) is not None:
-                task = asyncio.create_task(self.run_job(name, score))
+                task = asyncio.create_task(self._run(name, score))
                 self.tasks[name] = task
                 self._holding.add(name)
                 task.add_done_callback(partial(self._ended, name))
@@ -132,9 +142,31 @@ class AssemblyWorker(Worker):
             pipe.set(key, b"1", nx=True, px=_LEASE_MS)
             pipe.zscore(self.queue_name, job_id)
             claimed, score = await pipe.execute()
-        if claimed and score is None:
+        if not claimed:
+            return None
+        if score is None:
             await self.pool.delete(key)
-        return int(score) if claimed and score is not None else None
+            return None
+        return int(score) if isfinite(score) else 0
+
+    async def _run(self, job_id: str, score: int) -> None:
+        """One job, as arq runs it; what arq itself cannot read goes."""
+        try:
+            await self.run_job(job_id, score)
+        except (RedisError, OSError):
+            raise
+        except Exception as error:
+            await self._refuse(job_id.encode(), error)
+
+    async def _refuse(self, job_id: bytes, error: Exception) -> None:
+        """Takes an entry out of the queue that is no job: it would stand before the others for ever."""
+        log.warning("entry_refused kind=job: %r: %s", job_id[:100], text_of(error))
+        self._refused()
+        pipe = self.pool.pipeline(transaction=False)
+        pipe.zrem(self.queue_name, job_id)
+        for prefix in (job_key_prefix, in_progress_key_prefix, retry_key_prefix):
+            pipe.delete(prefix.encode() + job_id)
+        await pipe.execute()
 
     def _ended(self, job_id: str, task: asyncio.Task[Any]) -> None:
         del self.tasks[job_id]

@@ -30,9 +30,11 @@ async def ready(request: Request) -> Response:
     services: Services = request.app.state.services
     redis, engine = await asyncio.gather(_state(services.store.ready()), _engine(services.engine))
     checks = {"redis": redis, **engine}
+    if not services.collector.is_reading():
+        checks["announcements"] = "the reader has ended; the log says why. Restart the process"
     if all(state == "ok" for state in engine.values()):
         services.engine_passed.set()
-    is_ready = redis == "ok" and services.engine_passed.is_set()
+    is_ready = redis == "ok" and services.engine_passed.is_set() and "announcements" not in checks
     return json_response({"ready": is_ready, "checks": checks}, 200 if is_ready else 503)
 
 
