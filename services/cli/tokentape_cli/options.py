@@ -1,7 +1,8 @@
 """Every option of the command, once: its flag, its environment variable, its default and its help.
 
 `--engine-url` is `TOKENTAPE_ENGINE_URL`, and so on; a flag wins over the environment. An environment variable
-`TOKENTAPE_…` that no option has is refused: a misspelt setting must not go unnoticed.
+`TOKENTAPE_…` that no option has is refused: a misspelt setting must not go unnoticed. What Kubernetes sets in
+pods for a Service called `tokentape…` is no setting, and ignored.
 """
 
 import argparse
@@ -349,6 +350,17 @@ LOGS: Final = ("log-format",)
 ALL: Final = tuple(OPTIONS)
 
 _OTHER_VARIABLES: Final = frozenset({f"{PREFIX}CACHE_DIR"})
+_SERVICE_LINK: Final = re.compile(
+    r"""TOKENTAPE(_\w+)?_(
+        SERVICE_HOST=.+
+      | SERVICE_PORT(_\w+)?=\d+
+      | PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.+
+      | PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.+
+    )""",
+    re.VERBOSE,
+)
+"""A variable that Kubernetes sets for a Service. `TOKENTAPE_PORT` is one as `tcp://…`, and as a number our
+option."""
 
 
 def variable(name: str) -> str:
@@ -383,6 +395,9 @@ def resolve(
     Raises:
         UsageError: a value is wrong, or the environment holds an unknown `TOKENTAPE_…`.
     """
+    environment = {
+        key: text for key, text in environment.items() if not _SERVICE_LINK.fullmatch(f"{key}={text}")
+    }
     known = {variable(name) for name in OPTIONS} | _OTHER_VARIABLES
     if unknown := sorted(key for key in environment if key.startswith(PREFIX) and key not in known):
         raise UsageError(
