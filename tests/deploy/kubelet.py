@@ -320,8 +320,8 @@ class Cluster:
             for pod in self.pods:
                 pod.check()
             if time.monotonic() > end:
-                states = [f"{pod}: {'ready' if pod.ready else 'not ready'}" for pod in self.pods]
-                raise TimeoutError(f"not settled within {timeout_s:g} s: {', '.join(states)}")
+                states = "\n".join(pod.state() for pod in self.pods)
+                raise TimeoutError(f"not settled within {timeout_s:g} s:\n{states}")
             await asyncio.sleep(TICK_S)
         await asyncio.sleep(LAG_S)
 

@@ -65,6 +65,8 @@ def missing() -> list[str]:
     for command, package in PACKAGES.items():
         if shutil.which(command) is None:
             lacks.append(f"the command `{command}` (Debian: apt-get install {package})")
+    if ROOT.is_relative_to("/run"):
+        lacks.append("a checkout elsewhere than below /run, which is empty here")
     if not KUBECTL.exists():
         lacks.append(f"{KUBECTL} to render the overlay (make check installs it)")
     if not lacks:
@@ -128,8 +130,7 @@ def build_root() -> None:
             _within(path).symlink_to(path.readlink())
         elif path.exists():
             _bind(path)
-    bound = [Path("/usr"), ROOT / ".venv"]
-    for path in (*bound, *(p for p in [Path(sys.base_prefix)] if not p.is_relative_to("/usr"))):
+    for path in (Path("/usr"), ROOT / ".venv", *_python()):
         _bind(path)
     call("mount", "--rbind", "/dev", IMAGE_ROOT / "dev")
     if Path("/etc/ld.so.cache").exists():
@@ -142,6 +143,20 @@ def build_root() -> None:
     tokenizer = small_tokenizer()
     tokenizer.chat_template = chat_template("qwen3_training")
     tokenizer.save_pretrained(IMAGE_ROOT / "tokenizer")
+
+
+def _python() -> list[Path]:
+    """Where the interpreter is, if not beneath /usr."""
+    prefix = Path(sys.base_prefix)
+    return [] if prefix.is_relative_to("/usr") else [prefix]
+
+
+def hidden_by(mount_path: str) -> list[Path]:
+    """What of the image lies where a volume is mounted, relative to it: a checkout below /tmp, for example.
+
+    The paths of a virtual environment are absolute, so it must be there all the same.
+    """
+    return [path.relative_to(mount_path) for path in (ROOT, *_python()) if path.is_relative_to(mount_path)]
 
 
 def _within(path: Path) -> Path:

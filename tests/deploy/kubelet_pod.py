@@ -23,6 +23,8 @@ Objects = Mapping[tuple[str, str], Manifest]
 GATEWAY: Final = "10.88.0.1"
 BACKOFF_S: Final = 10.0
 """Before the second restart; twice as long before each further one. The first is at once."""
+LAST_LINES: Final = 15
+"""Of the log of a pod that is not ready, which are shown."""
 _POD = {
     *(
         "containers",
@@ -142,6 +144,14 @@ class Pod:
     def log(self) -> Path:
         return self.directory / "log"
 
+    def state(self) -> str:
+        """A line, and if it is not ready the last lines of its log."""
+        if self.ready:
+            return f"{self}: ready"
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        head = f"{self}: not ready, restarted {max(0, self.restarts)} times; its log ends with"
+        return "\n    ".join([head, *(lines[-LAST_LINES:] or ["(nothing)"])])
+
     def start(self) -> None:
         self._spawn(self._run())
 
@@ -217,7 +227,11 @@ class Pod:
         for mount in self.container.get("volumeMounts", []):
             target = f"{IMAGE_ROOT}{mount['mountPath']}"
             Path(target).mkdir(parents=True, exist_ok=True)
-            commands.append(["mount", "--bind", str(self.volumes[mount["name"]]), target])
+            volume = self.volumes[mount["name"]]
+            for inside in host.hidden_by(mount["mountPath"]):
+                (volume / inside).mkdir(parents=True, exist_ok=True)
+                commands.append(["mount", "--rbind", f"{target}/{inside}", str(volume / inside)])
+            commands.append(["mount", "--rbind", str(volume), target])
             if mount.get("readOnly"):
                 commands.append(["mount", "-o", "remount,bind,ro", target])
         if self.container.get("securityContext", {}).get("readOnlyRootFilesystem"):

@@ -1,21 +1,24 @@
 """The small cluster of `make test-deploy`, as far as it needs no root: what it reads, and what it decides."""
 
 import os
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy import kubelet_host
-from tests.deploy.kubelet import Workload, plan, share
+from tests.deploy import kubelet_host, kubelet_pod
+from tests.deploy.kubelet import Cluster, Workload, plan, share
 from tests.deploy.kubelet_host import images, quantity
-from tests.deploy.kubelet_pod import Objects, Unsupported, environment
+from tests.deploy.kubelet_pod import LAST_LINES, Objects, Unsupported, environment
 from tests.deploy.rendered import find, overlay
 from tokentape_cli.options import PREFIX
 
 OBJECTS: Objects = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in overlay("dev")}
-API: dict[str, Any] = find("dev", "Deployment", "tokentape-api")["spec"]["template"]["spec"]["containers"][0]
+TEMPLATE: dict[str, Any] = find("dev", "Deployment", "tokentape-api")["spec"]["template"]
+API: dict[str, Any] = TEMPLATE["spec"]["containers"][0]
 
 
 @dataclass
@@ -93,3 +96,53 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lacks = kubelet_host.missing()
     assert any("root" in line for line in lacks)
     assert any("apt-get install no-such-package" in line for line in lacks)
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kubelet_pod.Pod:
+    """An API pod that nobody has started; its root is `tmp_path/image`."""
+    monkeypatch.setattr(kubelet_pod, "RUN", tmp_path)
+    monkeypatch.setattr(kubelet_pod, "IMAGE_ROOT", tmp_path / "image")
+    return kubelet_pod.Pod("api-1", "node-a", TEMPLATE, "new", "10.88.0.2", OBJECTS, images(), {})
+
+
+async def test_a_pod_that_does_not_get_ready_shows_its_log(pod: kubelet_pod.Pod) -> None:
+    """The last lines, of each such pod."""
+    cluster = Cluster(overlay("dev"), ["node-a"])
+    cluster.workloads["tokentape-api"].pods.append(pod)
+    with pytest.raises(TimeoutError, match=r"api-1: not ready.*\n    \(nothing\)"):
+        await cluster.settled(0)
+    pod.log.write_text("\n".join(f"line {number}" for number in range(100)))
+    with pytest.raises(TimeoutError) as caught:
+        await cluster.settled(0)
+    assert str(caught.value).splitlines()[2:] == [f"    line {number}" for number in range(100)[-LAST_LINES:]]
+    pod.ready_since = 0.0
+    with pytest.raises(TimeoutError, match=r"api-1: ready$"):
+        await cluster.settled(0)
+
+
+@pytest.mark.skipif(bool(kubelet_host.missing()), reason="needs root and the right to make namespaces")
+def test_a_checkout_where_pods_mount_a_volume(
+    pod: kubelet_pod.Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone below /tmp is there in a container whose /tmp is a volume, which can be written beside it."""
+    monkeypatch.setattr(kubelet_host, "ROOT", Path("/tmp/its/clone"))  # noqa: S108
+    image, seen = tmp_path / "image", "/tmp/its/clone/.venv/hello"  # noqa: S108
+    for name in ("proc", "usr", "tmp/its/clone/.venv"):
+        (image / name).mkdir(parents=True)
+    (image / seen.removeprefix("/")).write_text("hello")
+    for path in (path for path in map(Path, ("/bin", "/lib", "/lib64")) if path.is_symlink()):
+        (image / path.relative_to("/")).symlink_to(path.readlink())
+    monkeypatch.setitem(pod.container, "args", [])
+    monkeypatch.setitem(pod.container, "command", ["sh", "-c", f"cat {seen} && touch /tmp/mine"])
+    mounts = f"mount --bind {image} {image} && mount --bind /usr {image}/usr"
+    command = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", f"{mounts} && {pod._script()}"]
+    result = subprocess.run(command, input="start\n", capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "hello", "")
+    assert (pod.volumes["tmp"] / "mine").exists()
+
+
+def test_a_checkout_that_cannot_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below /run, which is replaced, the test says at once that it cannot run."""
+    monkeypatch.setattr(kubelet_host, "ROOT", Path("/run/clone"))
+    assert any("below /run" in line for line in kubelet_host.missing())
