@@ -32,7 +32,10 @@ def _list(items: Schema) -> Schema:
 
 
 def _kind(version: str, kind: str, spec: Schema) -> Schema:
-    metadata = _object({"name": STRING, "namespace": STRING}, {"labels": {"type": "object"}})
+    metadata = _object(
+        {"name": STRING, "namespace": STRING},
+        {"labels": {"type": "object"}, "annotations": {"type": "object"}},
+    )
     fixed = {"apiVersion": {"const": version}, "kind": {"const": kind}}
     return _object({**fixed, "metadata": metadata, "spec": spec})
 
@@ -51,7 +54,9 @@ RULE = _object(
         "alert": {"type": "string", "pattern": "^Tokentape[A-Za-z]+$"},
         "expr": STRING,
         "labels": _object({"severity": {"enum": ["critical", "warning"]}}),
-        "annotations": _object({"summary": STRING, "runbook": STRING}),
+        "annotations": _object(
+            {"summary": STRING, "runbook_url": {"type": "string", "pattern": r"^https://[^#]+#\w+$"}}
+        ),
     },
     {"for": DURATION},
 )

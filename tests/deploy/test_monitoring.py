@@ -1,8 +1,10 @@
 """Alerts and dashboard: about metrics that there are, each alert with an entry in the runbook."""
 
 import json
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,11 +12,13 @@ import promql_parser as promql
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deploy.rendered import find, of_kind, workloads
+from tests.deploy.rendered import KUSTOMIZE, find, kustomize, of_kind, workloads
 from tests.docs.markdown import DOCS, anchors, sections
 from tokentape_contracts.errors import BY_CODE
 
 RUNBOOK = DOCS / "guides" / "runbook.md"
+RUNBOOK_URL = "https://git.example/tokentape/docs/guides/runbook.md"
+"""What the overlay prod says of it."""
 RULES: list[dict[str, Any]] = [
     rule for group in find("prod", "PrometheusRule", "tokentape")["spec"]["groups"] for rule in group["rules"]
 ]
@@ -132,18 +136,31 @@ def test_the_dashboard_is_one() -> None:
 
 
 def test_alerts_and_runbook() -> None:
-    """Each alert has an entry in the runbook, each entry an alert; the annotation leads there."""
+    """Each alert has an entry in the runbook, each entry an alert; `runbook_url` leads there."""
     entries = {name: text for name, text in sections(RUNBOOK).items() if name.startswith("Tokentape")}
     assert sorted(entries) == sorted(ALERTS)
     assert len(ALERTS) == len(RULES)
     for name, rule in ALERTS.items():
-        page, _, fragment = rule["annotations"]["runbook"].partition("#")
-        assert page == "docs/guides/runbook.md"
+        page, _, fragment = rule["annotations"]["runbook_url"].partition("#")
+        assert page == RUNBOOK_URL
         assert fragment == name.lower()
         assert fragment in anchors(RUNBOOK)
         assert {"**Means.**", "**Look.**", "**Do.**"} <= set(re.findall(r"\*\*\w+\.\*\*", entries[name])), (
             name
         )
+
+
+def test_the_runbook_is_named_in_one_place(tmp_path: Path) -> None:
+    """An overlay that says where it is moves the link of every alert."""
+    where = os.path.relpath(KUSTOMIZE, tmp_path.resolve())
+    for path in (KUSTOMIZE / "overlays" / "prod").iterdir():
+        text = path.read_text().replace("../..", where)
+        (tmp_path / path.name).write_text(text.replace(RUNBOOK_URL, "https://wiki.example/Alerts"))
+    (found,) = (manifest for manifest in kustomize(tmp_path) if manifest["kind"] == "PrometheusRule")
+    urls = [
+        rule["annotations"]["runbook_url"] for group in found["spec"]["groups"] for rule in group["rules"]
+    ]
+    assert urls == [f"https://wiki.example/Alerts#{rule['alert'].lower()}" for rule in RULES]
 
 
 def test_the_runbook_names_what_there_is(series: list[Series]) -> None:
