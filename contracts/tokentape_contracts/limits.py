@@ -146,6 +146,9 @@ RESULT_TTL_S: Final = 600
 """An assembled result is kept for a repeated request for this long."""
 ASSEMBLY_TIMEOUT_S: Final = 300.0
 """One assembly in a worker; the child process is ended beyond it, whatever the deadline."""
+SAMPLE_VALUES: Final = 1_000_000
+"""Values in one JSON field of a sample, such as its metadata; more, as in a value that holds itself, is
+`hook_failed`."""
 WAIT_SLICE_S: Final = 1.0
 """A waiting collect looks after its job this often, in case an announcement was lost."""
 LEASE_S: Final = 2.0

@@ -303,10 +303,12 @@ _ALWAYS_FINITE: Final = frozenset({str, int, bool, type(None)})
 
 
 def _ensure_finite(value: Any, where: str) -> None:
-    """JSON would turn a NaN reward into null, which means "no reward"."""
-    left = [value]
+    """JSON would turn a NaN reward into null, which means "no reward". What holds itself has no JSON at all."""
+    left, seen = [value], 0
     while left:
-        value = left.pop()
+        value, seen = left.pop(), seen + 1
+        if seen > limits.SAMPLE_VALUES:
+            raise MalformedSamples(f"{where} holds itself, or more than {limits.SAMPLE_VALUES} values")
         if type(value) in _ALWAYS_FINITE:
             continue
         if isinstance(value, dict):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokentape_api.engine import SGLangEngine
-from tokentape_contracts.errors import EngineTimeout, EngineUnavailable, TokentapeError
+from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable, TokentapeError
 
 Peer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 REQUEST = {"model": "m", "messages": []}
@@ -65,7 +65,7 @@ async def _silence_in_the_body(_: bytes, writer: asyncio.StreamWriter) -> None:
     [
         (_nothing, EngineUnavailable, "broke off"),
         (_half_a_body, EngineUnavailable, "broke off"),
-        (_no_http, EngineUnavailable, "broke off"),
+        (_no_http, EngineReplyInvalid, "is not HTTP"),
         (_silence, EngineTimeout, "in time"),
         (_silence_in_the_body, EngineTimeout, "in time"),
     ],

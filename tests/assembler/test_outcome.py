@@ -1,6 +1,7 @@
 """What a job gives."""
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -294,6 +295,51 @@ async def test_a_hook_that_leaves_no_json_is_refused() -> None:
     result = await outcome_of(job(turn_id(1)), store, _decode, Hooks(DEFAULT_HOOKS.pick, finish))
     assert isinstance(result.error, HookFailed)
     assert "reward of sample 0 holds nan" in result.error.detail
+
+
+def _cycle() -> dict[str, Any]:
+    loop: dict[str, Any] = {"list": []}
+    loop["list"].append(loop)
+    return loop
+
+
+def _doubled(times: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        *(float("nan"), float("inf"), np.float64("nan"), 2**64, -(2**64), 10**400, 1j, object(), {1, 2}),
+        *("\ud800", {"\udfff": 1}, {1: "key"}, {None: 1}, {(1, 2): 3}, b"bytes", _cycle(), _doubled(200)),
+        *(_nested(300), _nested(100_000), np.array([1.0, 2j]), [float("nan")] * 3, range(3), print),
+    ],
+    ids=lambda left: str(type(left).__name__),
+)
+async def test_metadata_that_json_cannot_carry(left: Any) -> None:
+    """It is the finish hook's fault, and known at once."""
+
+    def finish(samples: Sequence[LeafSample], metadata: object) -> None:
+        samples[0].sample.metadata["left"] = left
+
+    store = MemoryStore()
+    await store.open(SID, opened(mode="tree"))
+    await store.append(SID, 1, replace(turn(1, 0, [1, 2], [3, 4]), parent=0))
+    began = time.monotonic()
+    result = await outcome_of(job(turn_id(1)), store, _decode, Hooks(DEFAULT_HOOKS.pick, finish))
+    assert isinstance(result.error, HookFailed), result.error
+    assert "the finish hook left" in result.error.detail
+    assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize(

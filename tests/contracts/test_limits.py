@@ -142,6 +142,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "OVERLOADED_RETRY_AFTER_S": (f"{A}test_limits.py::test_all_bodies_of_a_process",) * 2,
     "READY_TIMEOUT_S": (f"{A}test_limits.py::test_readiness",) * 2,
     "PROBE_TIMEOUT_S": (f"{A}test_limits.py::test_the_probe",) * 2,
+    "SAMPLE_VALUES": (f"{C}test_samples.py::test_the_values_of_a_field",) * 2,
     "COLLECT_DEADLINE_S": (
         f"{A}test_limits.py::test_deadlines_of_a_collect",
         f"{A}test_refusals.py::test_deadline",

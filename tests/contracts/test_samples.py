@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from tests.support.samples import pack, sample, session, unpack
-from tokentape_contracts import samples
+from tokentape_contracts import limits, samples
 from tokentape_contracts.samples import (
     ACCUMULATED,
     META,
@@ -632,3 +632,15 @@ def test_a_field_without_a_row_is_an_error_at_import(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(RuntimeError, match="colour"):
         exec(source.replace(field, field + "\n    colour: int = 0"), module.__dict__)  # noqa: S102
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_values_of_a_field(monkeypatch: pytest.MonkeyPatch, beyond: int) -> None:
+    """A field holds as many values as the limit, itself and its containers included, and not one more."""
+    monkeypatch.setattr(limits, "SAMPLE_VALUES", 12)
+    given = [sample(metadata={"a": [None] * (10 + beyond)})]
+    if beyond:
+        with pytest.raises(MalformedSamples, match="holds itself, or more than 12 values"):
+            encode_samples(given, session(), contract=2)
+    else:
+        assert encode_samples(given, session(), contract=2)

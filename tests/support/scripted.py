@@ -48,11 +48,24 @@ class HandledGenerations:
 def network(handle: Callable[[httpx.Request], Any]) -> dict[str, Any]:
     """The arguments by which an engine adapter sends everything to this function."""
 
+    class Stream(httpx.AsyncByteStream):
+        """A body that has not been read yet, as a network's."""
+
+        def __init__(self, content: bytes) -> None:
+            self._content = content
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield self._content
+
+    async def streamed(request: httpx.Request) -> httpx.Response:
+        reply = await handled(request)
+        return httpx.Response(reply.status_code, headers=reply.headers, stream=Stream(reply.content))
+
     async def handled(request: httpx.Request) -> httpx.Response:
         answer = handle(request)
         return await answer if inspect.isawaitable(answer) else answer
 
-    return {"transport": httpx.MockTransport(handled), "generations": HandledGenerations(handled)}
+    return {"transport": httpx.MockTransport(streamed), "generations": HandledGenerations(handled)}
 
 
 @dataclass

@@ -6,11 +6,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tokentape_api.bodies import ChatRequest
 from tokentape_api.cache import Sessions
-from tokentape_api.engine import Engine, Wanted
+from tokentape_api.engine import Engine, Generated, Wanted
 from tokentape_api.prompts import build_prompt
 from tokentape_api.telemetry import Telemetry
 from tokentape_api.work import Sender, Workers
@@ -57,8 +56,8 @@ class Recorder:
         self._workers = workers
         self._clock = clock
 
-    async def chat(self, session_id: str, chat: ChatRequest, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Generates and records one turn, and only then returns the engine's answer (INV-1).
+    async def chat(self, session_id: str, chat: ChatRequest, headers: Mapping[str, str]) -> Generated:
+        """Generates and records one turn, and only then returns what the engine answered (INV-1).
 
         A request that is refused or fails changes nothing. Concurrent requests from one parent become
         siblings: none is thrown away.
@@ -112,7 +111,7 @@ class Recorder:
         self._telemetry.recorded(event, at)
         for kind in wanted:
             self._telemetry.replayed(kind, blobs.get(kind))
-        return generated.answer
+        return generated
 
     async def _prompt(
         self, state: SessionState, sender: Sender, at: Position, chat: ChatRequest

@@ -8,6 +8,7 @@ from typing import Final
 
 from tokentape_cli import options
 from tokentape_cli.options import UsageError
+from tokentape_core import logs
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit code is 0 for success, 1 for a failure, 2 for wrong usage."""
     parser = build_parser()
     parsed = parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure()
     # These log every request at INFO; ours is the business of the process, not of its HTTP client.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -62,7 +63,6 @@ def _api(arguments: argparse.Namespace) -> int:
     checked = options.api_settings(settings)
     from tokentape_api.auth import TokensError
     from tokentape_api.run import run
-    from tokentape_core import logs
     from tokentape_core.loading import LoadError
     from tokentape_core.text.errors import TokenizerError
 
@@ -78,7 +78,6 @@ def _assembler(arguments: argparse.Namespace) -> int:
     options.required(settings, "tokenizer", "redis-url")
     checked = options.assembler_settings(settings)
     from tokentape_assembler.run import run
-    from tokentape_core import logs
 
     logs.configure(settings["log-format"].value)
     return run(checked)

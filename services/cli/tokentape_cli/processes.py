@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -28,9 +29,11 @@ class Processes:
     children in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path | None = None) -> None:
+        """Makes an empty group; `log` is a new file for all that the children print, not mixed with ours."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = ExitStack()
+        self._output = None if log is None else self._stack.enter_context(log.open("wb"))
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +49,12 @@ class Processes:
         """Starts `tokentape ARGUMENTS`, with some variables of its own, under a name for messages."""
         command = [sys.executable, "-m", "tokentape_cli", *arguments]
         child = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **environment}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
+            env={**os.environ, **environment},
         )
         self._children[name] = child
         self._stack.callback(end, child, _STOP_S)

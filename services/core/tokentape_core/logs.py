@@ -1,73 +1,112 @@
 """Log lines: how they look, and one canonical line for each request or job.
 
-Code logs through the standard library. `configure`, called by the command, renders every record with
-structlog: for people on a console, or as one JSON object a line. Whoever embeds the code need not call it.
+Code logs through the standard library. `configure`, called by the command, decides how a line looks: short
+for people, or one JSON object with all that is known. Whoever embeds the code need not call it.
 
 A line says who, what, how it ended and how long it took. It never holds payloads, tokens, messages or
 credentials; neither do the tracebacks of defects, which are written without the values of variables.
 """
 
+import json
 import logging
+import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final, Literal, TextIO
 
 import orjson
-from structlog.contextvars import bind_contextvars, merge_contextvars, reset_contextvars
-from structlog.dev import ConsoleRenderer, plain_traceback
-from structlog.processors import JSONRenderer, TimeStamper, format_exc_info
-from structlog.types import Processor
 
 Format = Literal["console", "json"]
 
+SESSION_DIGITS: Final = 8
+"""So many of a session id's digits tell sessions apart on a terminal."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_COLORS: Final = MappingProxyType(
+    {"info": "\033[32m", "warning": "\033[33m", "error": "\033[31m", "critical": "\033[31m"}
+)
+_DIM, _SESSION_COLOR, _RESET = "\033[2m", "\033[36m", "\033[0m"
+_SHORT: Final = ("route", "outcome", "status", "code", "detail")
+"""What a short line has of a canonical line's fields, in this order."""
+
 _line: ContextVar[dict[str, Any] | None] = ContextVar("line", default=None)
+_ids: ContextVar[Mapping[str, str]] = ContextVar("ids", default=MappingProxyType({}))
 
 
-def configure(form: Format | None) -> None:
-    """Renders all logs of this process to standard error.
+def configure(form: Format | None = None) -> None:
+    """Writes all logs of this process to standard error.
 
     Args:
         form: None takes `console` on a terminal and `json` elsewhere.
     """
-    is_terminal = sys.stderr.isatty()
-    if (form or ("console" if is_terminal else "json")) == "json":
-        renderers: list[Processor] = [format_exc_info, JSONRenderer(serializer=_dump)]
-    else:
-        renderers = [ConsoleRenderer(colors=is_terminal, exception_formatter=plain_traceback)]
     # No line holds what a record would otherwise look up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter([merge_contextvars, TimeStamper("iso"), *renderers]))
+    if (form or ("console" if sys.stderr.isatty() else "json")) == "json":
+        handler.setFormatter(_Json())
+    else:
+        handler.setFormatter(_Short(colors=wants_color(sys.stderr)))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-class _Formatter(logging.Formatter):
-    """Sends a record through structlog's processors; `ProcessorFormatter` takes twice the time."""
+def wants_color(stream: TextIO) -> bool:
+    """Whether the stream is a terminal, and nobody said that colours are not wanted (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
-    def __init__(self, processors: Sequence[Processor]) -> None:
+
+class _Json(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            **_ids.get(),
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **getattr(record, "fields", {}),
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        try:
+            return orjson.dumps(event, default=str).decode()
+        except TypeError:  # a lone surrogate, or an integer beyond 64 bits
+            return json.dumps(event, default=str)
+
+
+class _Short(logging.Formatter):
+    """Time of day, level, session, what happened and how long it took."""
+
+    def __init__(self, *, colors: bool) -> None:
         super().__init__()
-        self._processors = processors
+        self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
-        event: Any = {
-            "event": record.getMessage(),
-            "level": level,
-            "logger": record.name,
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            event["exc_info"] = record.exc_info
-        for process in self._processors:
-            event = process(None, level, event)
-        return str(event)
+        fields = {**_ids.get(), **getattr(record, "fields", {})}
+        session = (fields.get("session") or fields.get("opened") or "")[:SESSION_DIGITS]
+        words = [record.getMessage(), *(str(fields[name]) for name in _SHORT if name in fields)]
+        if "duration_ms" in fields:
+            words.append(f"{fields['duration_ms']:.0f} ms")
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        parts = (
+            self._paint(_DIM, moment),
+            self._paint(_COLORS.get(level, ""), f"{level:<7}"),
+            self._paint(_SESSION_COLOR, f"{session:<{SESSION_DIGITS}}"),
+            # What a foreign error says must not steer the terminal.
+            _CONTROL.sub(lambda match: repr(match[0])[1:-1], " ".join(words)),
+        )
+        text = " ".join(parts)
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
-
-def _dump(fields: dict[str, Any], **_: Any) -> str:
-    return orjson.dumps(fields, default=str).decode()
+    def _paint(self, color: str, text: str) -> str:
+        return f"{color}{text}{_RESET}" if self._colors and color and text.strip() else text
 
 
 @contextmanager
@@ -83,7 +122,7 @@ def canonical(log: logging.Logger, event: str, **ids: str) -> Iterator[dict[str,
     """
     fields: dict[str, Any] = {}
     line = _line.set(fields)
-    bound = bind_contextvars(**ids)
+    bound = _ids.set({**_ids.get(), **ids})
     began = time.perf_counter()
     try:
         yield fields
@@ -93,7 +132,7 @@ def canonical(log: logging.Logger, event: str, **ids: str) -> Iterator[dict[str,
         if log.isEnabledFor(level):
             # `log.log` would look for the caller's line, which takes longer than all else.
             log.handle(log.makeRecord(log.name, level, "", 0, event, (), None, extra={"fields": fields}))
-        reset_contextvars(**bound)
+        _ids.reset(bound)
         _line.reset(line)
 
 

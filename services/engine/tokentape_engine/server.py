@@ -49,7 +49,7 @@ def serve(
     model_dir = model_dir or DEFAULT_MODEL_DIRS[kind or "dense"]
     app = build_app(load_or_train(model_dir, train_steps, seed, kind), seed=seed)
     # Both of uvicorn's event loops set TCP_NODELAY on accepted connections: small replies leave at once.
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False)
+    config = uvicorn.Config(app, host=host, port=port, log_config=None, log_level="warning", access_log=False)
     # uvicorn stops in order and then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
         _Server(config, on_ready).run()

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import orjson
 
-from tokentape_api.engine.body import Body
+from tokentape_api.engine.body import NOT_JSON, Body
 from tokentape_api.engine.payload import NewValues, Payload, PayloadInvalid
 from tokentape_api.engine.port import Generated, Wanted
 from tokentape_contracts import limits
@@ -71,6 +72,7 @@ class Answer(ABC):
         self.body: dict[str, Any] = parsed
         self.choice: dict[str, Any] = choices[0]
         self._sent = sent
+        self._not_json = body.not_json
         self._output: Ids | None = None
         self._payloads = self._take_payloads(body)
         if body.unclaimed:
@@ -88,22 +90,35 @@ class Answer(ABC):
         """
         try:
             finish, message = self.finish(), self.message()
+            _check_calls(message.get("tool_calls"))
             output, logprobs = self.output(), self.logprobs()
             self.check_prompt()
             replay = {kind: rows for kind in self._sent.replay if (rows := self.rows(kind)) is not None}
+            rest = {name: value for name, value in self.choice.items() if name not in self.not_kept}
+            reply, meta = {**self.kept(), "choices": [rest]}, self.meta()
+            _check_json(message, reply, meta)
+            written = self._written()
         except Problem as problem:
             raise EngineReplyInvalid(problem.detail) from problem
-        rest = {name: value for name, value in self.choice.items() if name not in self.not_kept}
         generation = Generation(
             output=output,
             logprobs=logprobs,
             finish=finish,
             response_id=str(self.body.get("id", "")),
             message=message,
-            reply={**self.kept(), "choices": [rest]},
-            meta=self.meta(),
+            reply=reply,
+            meta=meta,
         )
-        return Generated(generation, self.body, replay)
+        return Generated(generation, self.body, written, replay)
+
+    def _written(self) -> bytes:
+        """The answer for the client: nothing is recorded that it could not be told of."""
+        if self._not_json is not None:
+            raise Problem(f"{NOT_JSON}: {self._not_json}")
+        try:
+            return orjson.dumps(self.body)
+        except TypeError as error:
+            raise Problem(f"the engine's answer cannot be passed on: {error}") from error
 
     def finish(self) -> str:
         """The finish reason."""
@@ -206,6 +221,36 @@ class Answer(ABC):
         return taken
 
 
+def _check_calls(calls: Any) -> None:
+    """Tool calls are objects, if there are any: each goes into a stream with its index."""
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise Problem("choices[0].message.tool_calls must be a list of objects or null")
+
+
+def _check_json(*recorded: Any) -> None:
+    """What is recorded can be sent back in a request's messages, and has no integer beyond 64 bits.
+
+    Of such an integer the parser makes a float: another number.
+    """
+    level: list[Any] = list(recorded)
+    for _ in range(limits.JSON_DEPTH - _LEVELS_OF_A_MESSAGE):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner.extend(value.values())
+            elif isinstance(value, list):
+                inner.extend(value)
+            elif isinstance(value, float) and not abs(value) < _INTEGERS_END:
+                raise Problem(f"the engine's answer holds the number {value!r}, beyond 64 bits")
+        level = inner
+    if any(isinstance(value, dict | list) for value in level):
+        raise Problem(f"the engine's answer nests so deeply that no request could repeat it: {_DEPTH}")
+
+
+_LEVELS_OF_A_MESSAGE: Final = 2
+"""A request is an object with a list of messages."""
+_DEPTH: Final = f"{limits.JSON_DEPTH} levels are the limit"
+_INTEGERS_END: Final = 2.0**63
 _HINTS: Final[Mapping[str, str]] = {
     "routed_experts": "--replay-layers must be the number of layers in the engine's payload (those without "
     "experts may count too), and with --replay incremental the engine must know routed_experts_start_len",

@@ -21,6 +21,7 @@ from tokentape_api.engine.payload import NewValues, Payload
 from tokentape_contracts.errors import EngineReplyInvalid
 from tokentape_core.domain.replay import KINDS
 
+NOT_JSON: Final = "the engine answered 200 with a body that is not JSON"
 SHORT: Final = 64 * 1024
 """A payload's text up to this length stays in the JSON."""
 
@@ -36,10 +37,16 @@ class Body:
     Args:
         wanted: the kinds of payload that are decoded; others are left out.
         new_values: makes what takes a payload's decoded bytes.
+
+    Attributes:
+        size: bytes that came in.
+        not_json: why what was parsed is no JSON, None if it is. The standard library reads more than that
+            (NaN, half a character): only so that the checks of an answer can say where it stands.
     """
 
     def __init__(self, wanted: Collection[str], new_values: NewValues) -> None:
         self.size = 0
+        self.not_json: str | None = None
         self._wanted = wanted
         self._new_values = new_values
         self._json = bytearray()
@@ -62,21 +69,19 @@ class Body:
             chunk = self._search(chunk) if self._open is None else self._pass_on(self._open, chunk)
 
     def parse(self) -> Any:
-        """The JSON, with marks in place of the long payloads.
+        """The JSON, with marks in place of the long payloads, or what is nearly JSON (`not_json`).
 
         Raises:
-            EngineReplyInvalid: it is not JSON.
+            EngineReplyInvalid: it is not even nearly JSON.
         """
         try:
             return orjson.loads(self._json)
-        except orjson.JSONDecodeError:
+        except orjson.JSONDecodeError as strict:
+            self.not_json = str(strict)
             try:
-                # The standard library reads NaN, which JSON has not: the check of the log-probs can name it.
                 return json.loads(self._json)
-            except ValueError as error:
-                raise EngineReplyInvalid(
-                    f"the engine answered 200 with a body that is not JSON: {error}"
-                ) from error
+            except (ValueError, RecursionError) as error:
+                raise EngineReplyInvalid(f"{NOT_JSON}: {error}") from error
 
     def claim(self, kind: str, text: str) -> Payload:
         """The payload of a string that was found in the parsed JSON under the name of a payload."""

@@ -4,6 +4,7 @@ An adapter adds what differs: which fields ask for a generation, and the rules o
 """
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -32,6 +33,8 @@ _UNREACHABLE: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
 )
+_BROKEN_OFF: Final = re.compile("disconnected|closed connection|incomplete")
+"""In what httpx says of an answer that ended too early; it has the same error for one that is no HTTP."""
 _PIECE: Final = 64 * 1024
 """Bytes of an answer that are searched and decoded before the event loop turns."""
 _INLINE: Final = 64 * 1024
@@ -81,6 +84,7 @@ class HttpEngine(ABC):
         self._client = httpx.AsyncClient(
             # The engine has one deadline for the whole answer; httpx's begin anew with every chunk.
             timeout=httpx.Timeout(None, connect=limits.ENGINE_CONNECT_S),
+            headers={"accept-encoding": "identity"},
             transport=transport or forwarding_transport(),
             trust_env=False,
         )
@@ -115,8 +119,11 @@ class HttpEngine(ABC):
                 asyncio.timeout(self._timeout_s),
                 self._client.stream(method, url, content=body, headers=sent) as response,
             ):
-                received = proxy_headers.to_client(session_id, self._base_url, response.headers)
-                yield Incoming(response.status_code, received, response.aiter_bytes())
+                # As bytes, each a character: that is how Starlette writes them again.
+                answered = httpx.Headers(response.headers.raw, encoding="latin-1")
+                proxy_headers.ensure_head(response.status_code, answered)
+                received = proxy_headers.to_client(session_id, self._base_url, answered)
+                yield Incoming(response.status_code, received, response.aiter_raw())
 
     async def ready(self) -> None:
         is_healthy = False
@@ -183,8 +190,18 @@ async def _dumped(body: dict[str, Any], tokens: int) -> bytes:
 
 
 async def _refusal(incoming: Incoming) -> EngineRefusal:
-    content = b"".join([piece async for piece in _pieces(incoming)])
+    """What is passed on of an answer other than 200.
+
+    Raises:
+        EngineReplyInvalid: it refuses nothing, or cannot be passed on.
+    """
     content_type = incoming.headers.get("content-type", "application/octet-stream")
+    proxy_headers.ensure_head(incoming.status, {"content-type": content_type})
+    if incoming.status < 300:
+        raise EngineReplyInvalid(f"the engine answered {incoming.status}: neither an answer nor a refusal")
+    if not (content_type.isascii() and content_type.isprintable()):
+        raise EngineReplyInvalid(f"the engine's content type {content_type!r} is not ASCII")
+    content = b"".join([piece async for piece in _pieces(incoming)])
     return EngineRefusal(incoming.status, content, content_type)
 
 
@@ -214,5 +231,12 @@ def _engine_errors(url: str) -> Iterator[None]:
         raise EngineUnavailable(f"the engine at {url} cannot be reached: {text_of(error)}") from error
     except (httpx.TimeoutException, TimeoutError) as error:
         raise EngineTimeout(f"the engine at {url} did not answer in time ({type(error).__name__})") from error
+    except aiohttp.ClientResponseError as error:  # of bytes that are no HTTP; its text has the whole URL
+        said = " ".join(error.message.split())
+        raise EngineReplyInvalid(f"what the engine at {url} sent is not HTTP: {said}") from error
+    except httpx.RemoteProtocolError as error:
+        if not _BROKEN_OFF.search(str(error)):
+            raise EngineReplyInvalid(f"what the engine at {url} sent is not HTTP: {error}") from error
+        raise EngineUnavailable(f"the engine at {url} broke off: {error}") from error
     except (httpx.TransportError, aiohttp.ClientError) as error:
         raise EngineUnavailable(f"the engine at {url} broke off: {text_of(error)}") from error

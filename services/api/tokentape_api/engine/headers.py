@@ -1,7 +1,8 @@
-"""Which headers cross the proxy."""
+"""Which headers cross the proxy, and what of an answer's head can be passed on at all."""
 
 from collections.abc import Mapping
 
+from tokentape_contracts.errors import EngineReplyInvalid
 from tokentape_contracts.http import ROUTING_HEADER
 
 _HOP_BY_HOP = frozenset(
@@ -27,7 +28,7 @@ _IDENTITY = frozenset({"date", "server", "set-cookie"})
 
 
 _NOT_TO_ENGINE = _HOP_BY_HOP | _FRAMING | _CREDENTIALS | {ROUTING_HEADER.lower()}
-_NOT_TO_CLIENT = _HOP_BY_HOP | _FRAMING | _IDENTITY | {"location"}
+_NOT_TO_CLIENT = _HOP_BY_HOP | (_FRAMING - {"content-encoding"}) | _IDENTITY | {"location"}
 
 
 def to_engine(session_id: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +45,18 @@ def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dic
     if target is not None and target.startswith("/") and not target.startswith("//"):
         kept["location"] = f"/sessions/{session_id}{target}"
     return kept
+
+
+def ensure_head(status: int, headers: Mapping[str, str]) -> None:
+    """Raises `EngineReplyInvalid` for a status or a header that no HTTP answer may have (RFC 9110).
+
+    Parsers of clients pass such things on. A server that repeats them breaks its own answer.
+    """
+    if not 200 <= status <= 599:
+        raise EngineReplyInvalid(f"the engine answered with the status {status}, which HTTP does not have")
+    for name, value in headers.items():
+        if any((character < " " and character != "\t") or character in "\x7f" for character in name + value):
+            raise EngineReplyInvalid(f"the engine's header {name!r} holds a control character")
 
 
 def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> dict[str, str]:

@@ -36,12 +36,14 @@ class Generated:
 
     Attributes:
         generation: what is recorded.
-        answer: the engine's JSON without the replay payloads, for the client.
+        answer: the engine's JSON without the replay payloads.
+        written: the same as bytes, for the client.
         replay: kind → rows, of the wanted payloads that the engine sent.
     """
 
     generation: Generation
     answer: dict[str, Any]
+    written: bytes
     replay: Mapping[str, Rows] = field(default_factory=dict)
 
 
@@ -133,6 +135,7 @@ class Engine(Protocol):
 
         Raises:
             EngineUnavailable, EngineTimeout: the latter also while the answer is read.
+            EngineReplyInvalid: status or headers that HTTP does not have.
         """
 
     async def ready(self) -> None:

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from tokentape_api import stream
 from tokentape_api.bodies import ChatRequest
 from tokentape_api.connected import while_connected
-from tokentape_api.responses import json_response
+from tokentape_api.responses import JSON
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 
@@ -19,13 +19,15 @@ async def chat_completions(request: Request) -> Response:
     with services.telemetry.turn(session_id, request.headers):
         async with body as chat:
             work = services.recorder.chat(session_id, chat, request.headers)
-            answer = await while_connected(request, work)
+            generated = await while_connected(request, work)
     if chat.stream:
         # At once, as all of it is there: one event after the other would cost a turn of the loop each.
         events = b"".join(
             stream.chunks(
-                answer, include_usage=chat.include_usage, include_logprobs=chat.fields.get("logprobs") is True
+                generated.answer,
+                include_usage=chat.include_usage,
+                include_logprobs=chat.fields.get("logprobs") is True,
             )
         )
         return Response(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-    return json_response(answer)
+    return Response(generated.written, media_type=JSON)

@@ -12,15 +12,17 @@ from pathlib import Path
 from tokentape_cli import options, up
 from tokentape_cli.demo.agent import Agent
 from tokentape_cli.demo.branches import CompactingAgent, DelegatingAgent, RetryingAgent
-from tokentape_cli.demo.show import legend, show, show_tree, uses_color
+from tokentape_cli.demo.show import legend, show, show_tree
 from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
 from tokentape_cli.options import Setting
 from tokentape_cli.processes import ProcessEnded, Processes, answers, free_port
 from tokentape_contracts.accounting import TRAINED, Accounting
+from tokentape_core import logs
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_driver import RolloutSample, TokentapeClient, rollout, verify
 
 _ENGINE_READY_S = 180.0
+_LOG_LINES = 20
 _BRANCHING = (RetryingAgent, CompactingAgent, DelegatingAgent)
 _QUESTIONS = (
     ("Add the degrees of Rome and Oslo.", "What is 3 plus 4?"),
@@ -35,33 +37,43 @@ _QUESTIONS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0 if every agent's sample was collected and verified."""
+    """Runs the demo; 0 if every agent's sample was collected and verified.
+
+    What its processes log goes to a file beside the model: on the screen are the agents.
+    """
+    log = Path(arguments.model_dir).parent / "demo.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with contextlib.ExitStack() as stack:
-            processes = stack.enter_context(Processes())
-            with _step("starting the reference engine"):
+            valkey = stack.enter_context(EmbeddedValkey())
+            processes = stack.enter_context(Processes(log))
+            with _step(f"starting the reference engine (all logs: {log})"):
                 engine_url = _start_engine(processes, arguments.model_dir)
-            with _step("starting Valkey, a worker and the API"):
-                valkey = stack.enter_context(EmbeddedValkey())
+            with _step("starting a worker and the API"):
                 settings = _settings(engine_url, arguments.model_dir, valkey.url)
                 up.start(processes, settings)
             with _step(f"{arguments.agents} agents talk to the model, and {len(_BRANCHING)} that branch"):
                 rollouts = asyncio.run(_play(up.api_url(settings), arguments.agents))
         return _report(rollouts, arguments.model_dir)
     except (EmbeddedValkeyError, ProcessEnded, TimeoutError) as error:
-        print(f"tokentape demo: {error}", file=sys.stderr)
+        last = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-_LOG_LINES:])
+        print(f"{last}tokentape demo: {error}", file=sys.stderr)
         return 1
 
 
 async def _play(url: str, agents: int) -> list[list[RolloutSample]]:
-    """All episodes at once, each one session, one POST and one DELETE; the samples of each."""
+    """All episodes at once, each one session, one POST and one DELETE; the samples of each.
+
+    What is left out is no warning here: the report says it.
+    """
 
     async def line(index: int) -> list[RolloutSample]:
         agent = Agent(_QUESTIONS[index % len(_QUESTIONS)])
-        return [await rollout(agent, RolloutSample(index=index), client=client)]
+        return [await rollout(agent, RolloutSample(index=index), client=client, on_left_out="ignore")]
 
     async def tree(index: int, agent: Agent) -> list[RolloutSample]:
-        return await rollout(agent, RolloutSample(index=index), client=client, mode="tree")
+        sample = RolloutSample(index=index)
+        return await rollout(agent, sample, client=client, mode="tree", on_left_out="ignore")
 
     async with TokentapeClient(url) as client:
         lines = [line(index) for index in range(agents)]
@@ -73,7 +85,7 @@ def _report(rollouts: list[list[RolloutSample]], model_dir: str) -> int:
     """Shows and verifies every sample; the exit code says whether all were right."""
     from tokentape_cli.demo.verify import TOLERANCE, load_model
 
-    color = uses_color()
+    color = logs.wants_color(sys.stdout)
     tokenizer = Tokenizer.load(model_dir)
     model = load_model(model_dir)
     verified, worst = 0, 0.0
@@ -119,7 +131,6 @@ def _title(sample: RolloutSample) -> str:
 
 def _start_engine(processes: Processes, model_dir: str) -> str:
     port = free_port()
-    Path(model_dir).parent.mkdir(parents=True, exist_ok=True)
     processes.start("engine", ["engine", "--port", str(port), "--model-dir", model_dir])
     url = f"http://127.0.0.1:{port}"
     processes.wait_until(lambda: answers(f"{url}/health"), "the engine", _ENGINE_READY_S)
@@ -133,6 +144,7 @@ def _settings(engine_url: str, model_dir: str, redis_url: str) -> dict[str, Sett
         "family": "qwen3",
         "redis-url": redis_url,
         "port": free_port(),
+        "log-format": "console",
     }
     defaults = {name: Setting(option.default, "default") for name, option in options.OPTIONS.items()}
     return {**defaults, **{name: Setting(value, "demo") for name, value in chosen.items()}}

@@ -1,7 +1,5 @@
 """A sample for a person: which tokens were sampled, and which the environment inserted."""
 
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,11 +8,6 @@ from tokentape_driver import RolloutSample
 
 _SAMPLED, _INSERTED, _BOLD, _RESET = "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 _HEAD_LINES, _TAIL_LINES = 2, 4
-
-
-def uses_color() -> bool:
-    """Whether standard output is a terminal that wants colours (https://no-color.org)."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 def legend(color: bool) -> str:

@@ -1,0 +1,317 @@
+"""Engines that send what JSON or HTTP cannot carry, over real connections on both sides."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.application import SETTINGS, application, served
+from tests.support.scripted import ScriptedEngine
+from tokentape_api.settings import ApiSettings
+from tokentape_contracts import limits
+from tokentape_core.domain.state import fold
+from tokentape_core.store import MemoryStore
+from tokentape_core.text.render import ChatRenderer
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def _deep(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+VALUES: dict[str, bytes] = {
+    "half a character": rb'"\ud800"',
+    "the other half": rb'"x\udfff"',
+    "halves in the wrong order": rb'"\udc00\ud800"',
+    "half a character in UTF-8": b'"\xed\xa0\x80"',
+    "not UTF-8": b'"\xff\xfe"',
+    "NaN": b"NaN",
+    "infinity": b"-Infinity",
+    "a number without end": b"1e400",
+    "an integer of 65 bits": str(2**64).encode(),
+    "a negative integer of 65 bits": str(-(2**64)).encode(),
+    "an integer of 5,000 digits": b"9" * 5_000,
+    "a line break in a string": b'"a\nb"',
+    "one level too deep": _deep(limits.JSON_DEPTH + 1),
+    "deeper than can be written": _deep(300),
+    "deeper than can be read": _deep(2_000),
+    "a nesting bomb": _deep(100_000),
+    "a key that is half a character": rb'{"\ud800": 1}',
+}
+HERE = "«here»"
+PLACES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "the answer": lambda answer: answer.update(more=HERE),
+    "the id": lambda answer: answer.update(id=HERE),
+    "the usage": lambda answer: answer["usage"].update(more=HERE),
+    "the choice": lambda answer: answer["choices"][0].update(more=HERE),
+    "the message": lambda answer: answer["choices"][0]["message"].update(more=HERE),
+    "the content": lambda answer: answer["choices"][0]["message"].update(content=HERE),
+    "a tool call": lambda answer: answer["choices"][0]["message"].update(tool_calls=[{"function": HERE}]),
+    "the meta": lambda answer: answer["choices"][0]["meta_info"].update(more=HERE),
+    "the finish reason": lambda answer: answer["choices"][0].update(finish_reason=HERE),
+    "a token's log-prob": lambda answer: answer["choices"][0]["meta_info"]["output_token_logprobs"][
+        0
+    ].__setitem__(0, HERE),
+    "a token's text": lambda answer: answer["choices"][0]["meta_info"]["output_token_logprobs"][
+        0
+    ].__setitem__(2, HERE),
+}
+HARMLESS = {
+    ("a token's log-prob", "a negative integer of 65 bits"),
+    *(("a token's text", value) for value in VALUES if "65 bits" in value or value == "one level too deep"),
+}
+"""A log-prob is a float, and a token's text is not recorded."""
+HEADS: dict[str, bytes] = {
+    "status 600": b"HTTP/1.1 600 Huge\r\nContent-Length: 2\r\n\r\n{}",
+    "status 999": b"HTTP/1.1 999 Huge\r\nContent-Length: 2\r\n\r\n{}",
+    "status 099": b"HTTP/1.1 099 Small\r\nContent-Length: 2\r\n\r\n{}",
+    "status 0": b"HTTP/1.1 0 None\r\nContent-Length: 2\r\n\r\n{}",
+    "a status that is no number": b"HTTP/1.1 abc None\r\nContent-Length: 2\r\n\r\n{}",
+    "another protocol": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "no HTTP": b"220 smtp.example ESMTP\r\n\r\n",
+    "binary": bytes(range(256)),
+    "a control character": b"HTTP/1.1 400 No\r\nX-A: \x01\r\nContent-Type: \x01\r\nContent-Length: 0\r\n\r\n",
+    "a zero": b"HTTP/1.1 400 No\r\nContent-Type: a\x00b\r\nX-A: a\x00b\r\nContent-Length: 2\r\n\r\n{}",
+    "a delete": b"HTTP/1.1 400 No\r\nContent-Type: a\x7fb\r\nX-A: a\x7fb\r\nContent-Length: 2\r\n\r\n{}",
+    "a bare CR": b"HTTP/1.1 400 No\r\nContent-Type: a\rb\r\nX-A: a\rb\r\nContent-Length: 2\r\n\r\n{}",
+    "a name with a space": b"HTTP/1.1 400 No\r\nX A: b\r\nContent-Length: 2\r\n\r\n{}",
+    "no name": b"HTTP/1.1 400 No\r\n: b\r\nContent-Length: 2\r\n\r\n{}",
+    "two lengths": b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "a negative length": b"HTTP/1.1 400 No\r\nContent-Length: -1\r\n\r\n{}",
+    "a header of a megabyte": b"HTTP/1.1 400 No\r\nX-A: "
+    + b"a" * limits.MiB
+    + b"\r\nContent-Length: 2\r\n\r\n{}",
+}
+"""What no server can pass on."""
+ODD: dict[str, tuple[bytes, int]] = {
+    "Latin-1": (b"HTTP/1.1 400 No\r\nX-A: gr\xfcn\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "UTF-8": (b"HTTP/1.1 400 No\r\nX-A: \xe2\x82\xac\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "half of it": (b"HTTP/1.1 400 No\r\nX-A: \xe2\x82\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "a tab": (b"HTTP/1.1 400 No\r\nX-A: a\tb\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "no length": (b"HTTP/1.1 400 No\r\n\r\n{}", 400),
+    "no reason": (b"HTTP/1.1 400\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "not modified": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", 304),
+    "a status without a name": (b"HTTP/1.1 599 ?\r\nContent-Length: 2\r\n\r\n{}", 599),
+    "an encoding that it has not": (
+        b"HTTP/1.1 400 No\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        400,
+    ),
+    "an encoding that nobody knows": (
+        b"HTTP/1.1 400 No\r\nContent-Encoding: zip\r\nContent-Length: 2\r\n\r\n{}",
+        400,
+    ),
+}
+"""Answers that HTTP has, however odd: they are passed on."""
+
+
+@dataclass
+class RawEngine:
+    """Answers every request with the same bytes, and then hangs up."""
+
+    says: bytes = b""
+    asked: int = 0
+    tasks: set["asyncio.Task[None] | None"] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.add(asyncio.current_task())
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length or 0))
+        self.asked += 1
+        writer.write(self.says)
+        try:
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+@pytest.fixture
+async def raw() -> AsyncIterator[tuple[RawEngine, str]]:
+    """The engine and its URL."""
+    engine = RawEngine()
+    server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    async with server:
+        yield engine, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*filter(None, engine.tasks), return_exceptions=True)
+
+
+@pytest.fixture
+def settings(raw: tuple[RawEngine, str]) -> ApiSettings:
+    return ApiSettings(**{**{name: getattr(SETTINGS, name) for name in _NAMES}, "engine_url": raw[1]})
+
+
+_NAMES = ("tokenizer", "redis_url", "family")
+
+
+@pytest.fixture
+async def api(
+    renderer: ChatRenderer, store: MemoryStore, settings: ApiSettings
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application behind its real HTTP server."""
+    async with (
+        served(application(renderer, store, {}, settings, timeout_s=5.0)) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        yield client
+
+
+def _http(content: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(content), content)
+
+
+def _good(engine: ScriptedEngine, renderer: ChatRenderer) -> dict[str, Any]:
+    return engine.reply({"input_ids": renderer.render(CHAT["messages"]).tolist()}, "fine")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("value", VALUES)
+async def test_a_value_that_json_cannot_carry(
+    api: httpx.AsyncClient,
+    raw: tuple[RawEngine, str],
+    engine: ScriptedEngine,
+    store: MemoryStore,
+    renderer: ChatRenderer,
+    value: str,
+    place: str,
+) -> None:
+    """Wherever it stands: 502, nothing is recorded, and a good answer is recorded afterwards."""
+    answer = _good(engine, renderer)
+    good = json.dumps(answer).encode()
+    PLACES[place](answer)
+    raw[0].says = _http(
+        json.dumps(answer, ensure_ascii=False).encode().replace(f'"{HERE}"'.encode(), VALUES[value])
+    )
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    url = f"/sessions/{session_id}/v1/chat/completions"
+    for stream in (False, True):
+        reply = await api.post(url, json={**CHAT, "stream": stream})
+        if reply.status_code == 200 and (place, value) in HARMLESS:
+            continue
+        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_reply_invalid"), reply.text
+    before = await _turns(store, session_id)
+    raw[0].says = _http(good)
+    assert (await api.post(url, json=CHAT)).status_code == 200
+    assert (await api.get(f"/sessions/{session_id}")).status_code == 200
+    assert await _turns(store, session_id) == before + 1
+
+
+async def _turns(store: MemoryStore, session_id: str) -> int:
+    state = fold(await store.read(session_id))
+    assert state is not None
+    return len(state.turns)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_deepest_answer_comes_back(
+    api: httpx.AsyncClient,
+    raw: tuple[RawEngine, str],
+    engine: ScriptedEngine,
+    renderer: ChatRenderer,
+    place: str,
+) -> None:
+    """What is recorded can be shown, and sent back by the client."""
+    for levels in range(limits.JSON_DEPTH, limits.JSON_DEPTH - 12, -1):
+        answer = _good(engine, renderer)
+        PLACES[place](answer)
+        raw[0].says = _http(json.dumps(answer).replace(json.dumps(HERE), _deep(levels).decode()).encode())
+        session_id = (await api.post("/sessions")).json()["session_id"]
+        url = f"/sessions/{session_id}/v1/chat/completions"
+        reply = await api.post(url, json=CHAT)
+        assert reply.status_code in (200, 502)
+        if reply.status_code == 200:
+            assert (await api.get(f"/sessions/{session_id}")).status_code == 200
+            assert (await api.get(f"/sessions/{session_id}?view=events")).status_code == 200
+            answered = reply.json()["choices"][0]["message"]
+            history = [*CHAT["messages"], answered, {"role": "user", "content": "and?"}]
+            again = await api.post(url, json={"messages": history})
+            assert "nests" not in again.text
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("path", ["v1/chat/completions", "v1/models"])
+async def test_an_answer_that_http_cannot_carry(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], head: str, path: str
+) -> None:
+    """In a chat and on the catch-all: 502, once, with the connection whole."""
+    raw[0].says = HEADS[head]
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    reply = await api.post(f"/sessions/{session_id}/{path}", json=CHAT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_reply_invalid"), reply.text
+    assert raw[0].asked == 1
+    assert (await api.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("rest", [b"xyz\r\n{}\r\n", b"2\r\n{}\r\n", b"-2\r\n{}\r\n0\r\n\r\n"])
+async def test_a_body_that_http_cannot_carry(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], rest: bytes
+) -> None:
+    """A chat is refused; what the catch-all has begun to pass on visibly breaks off."""
+    raw[0].says = b"HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n" + rest
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    reply = await api.post(f"/sessions/{session_id}/v1/chat/completions", json=CHAT)
+    assert reply.status_code in (502, 503), reply.text
+    with pytest.raises(httpx.RemoteProtocolError):
+        await api.post(f"/sessions/{session_id}/v1/models")
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 205, 206, 226])
+async def test_a_success_that_is_no_answer(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], status: int
+) -> None:
+    """An agent must not take for a recorded answer what was not recorded."""
+    raw[0].says = b"HTTP/1.1 %d ?\r\nContent-Length: 0\r\n\r\n" % status
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    reply = await api.post(f"/sessions/{session_id}/v1/chat/completions", json=CHAT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_reply_invalid")
+
+
+@pytest.mark.parametrize("head", ODD)
+@pytest.mark.parametrize("path", ["v1/chat/completions", "v1/models"])
+async def test_an_odd_answer(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], head: str, path: str
+) -> None:
+    """What HTTP has goes through as it is, byte for byte."""
+    raw[0].says, status = ODD[head]
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    async with api.stream("POST", f"/sessions/{session_id}/{path}", json=CHAT) as reply:
+        content = b"".join([piece async for piece in reply.aiter_raw()])
+    assert (reply.status_code, content) == (status, b"" if status == 304 else b"{}")
+    if path == "v1/models" and b"X-A: " in raw[0].says:
+        sent = raw[0].says.partition(b"X-A: ")[2].partition(b"\r\n")[0]
+        assert dict(reply.headers.raw)[b"x-a"] == sent
+
+
+@pytest.mark.parametrize("content_type", [b"t\xe9xt", b"\xe2\x82\xac", b"\xff"])
+async def test_the_content_type_of_a_refusal(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], content_type: bytes
+) -> None:
+    """A refusal's content type is passed on, and must be ASCII."""
+    raw[0].says = b"HTTP/1.1 400 No\r\nContent-Type: %b\r\nContent-Length: 2\r\n\r\n{}" % content_type
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    reply = await api.post(f"/sessions/{session_id}/v1/chat/completions", json=CHAT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_reply_invalid")
+
+
+@pytest.mark.parametrize("calls", [5, "x", {}, [1], [None], [[]], True])
+async def test_tool_calls_that_are_none(
+    api: httpx.AsyncClient,
+    raw: tuple[RawEngine, str],
+    engine: ScriptedEngine,
+    renderer: ChatRenderer,
+    calls: Any,
+) -> None:
+    """They are refused before they are recorded, with and without a stream."""
+    answer = _good(engine, renderer)
+    answer["choices"][0]["message"]["tool_calls"] = calls
+    raw[0].says = _http(json.dumps(answer).encode())
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    for stream in (False, True):
+        reply = await api.post(f"/sessions/{session_id}/v1/chat/completions", json={**CHAT, "stream": stream})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_reply_invalid")
