@@ -187,10 +187,10 @@ async def test_logs_are_one_json_object_a_line(
 
 
 def test_console_lines(observed: tuple[Fleet, str, str]) -> None:
-    """With `--log-format console` a line is for people."""
+    """With `--log-format console` a line is for people, who read it where no terminal is: without colours."""
     running = observed[0]
     process, url = running.api("--log-format", "console")
     httpx.delete(f"{url}/sessions/none", trust_env=False)
-    wait_until(lambda: "route='DELETE /sessions/{sid}'" in process.output(), process)
+    wait_until(lambda: "none     request DELETE /sessions/{sid} 404 session_not_found" in process.output(), process)
     assert process.stop() == 0
     running.started.remove(process)

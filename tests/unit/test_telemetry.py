@@ -83,6 +83,28 @@ def test_json_lines(root: logging.Logger) -> None:
     logs.note(code="nobody hears it")
 
 
+def test_short_lines(root: logging.Logger) -> None:
+    """Time, level, the session's first digits, what happened; what is foreign cannot steer a terminal."""
+    stream = configured(root, "console")
+    log = logging.getLogger("tokentape.test")
+    with logs.canonical(log, "request", session="0123456789") as line:
+        line |= {"status": 502, "route": "GET /x", "code": "c", "stages": {"a": 1}, "level": logging.WARNING}
+        log.error("a\x1b[2J\nb")
+    log.info("after")
+    inner, own, after = stream.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d error   01234567 a\\x1b\[2J\\nb", inner)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d warning 01234567 request GET /x 502 c 0 ms", own)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info             after", after)
+
+
+def test_what_orjson_refuses_is_logged(root: logging.Logger) -> None:
+    """A lone surrogate or a large integer, which a foreign error may quote, costs no line."""
+    stream = configured(root, "json")
+    with logs.canonical(logging.getLogger("tokentape.test"), "request") as line:
+        line |= {"detail": "\ud800", "bytes": 2**70}
+    assert json.loads(stream.getvalue()).items() >= {"detail": "\ud800", "bytes": 2**70}.items()
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_traceback_shows_no_variables(root: logging.Logger, form: logs.Format) -> None:
     """A traceback names lines and the exception, in one line of JSON or several for people."""
