@@ -191,6 +191,7 @@ def test_console_lines(observed: tuple[Fleet, str, str]) -> None:
     running = observed[0]
     process, url = running.api("--log-format", "console")
     httpx.delete(f"{url}/sessions/none", trust_env=False)
-    wait_until(lambda: "none     request DELETE /sessions/{sid} 404 session_not_found" in process.output(), process)
+    line = "none     request DELETE /sessions/{sid} 404 session_not_found"
+    wait_until(lambda: line in process.output(), process)
     assert process.stop() == 0
     running.started.remove(process)
