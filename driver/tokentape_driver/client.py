@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import httpx
 import orjson
@@ -51,7 +52,12 @@ class TokentapeClient:
         self._http = httpx.AsyncClient(
             # Not by the URL of each request, which httpx logs, and which errors show.
             auth=(url.username, url.password) if url.userinfo else None,
-            headers={"Authorization": f"Bearer {token}"} if token is not None else None,
+            headers={
+                # Samples are numbers, which do not shrink much; and what is packed may unpack without end.
+                "Accept-Encoding": "identity",
+                **({"Authorization": f"Bearer {token}"} if token is not None else {}),
+            },
+            event_hooks={"response": [_refuse_packed]},
             # Every call has a total deadline of its own; httpx's timeouts begin anew with every chunk.
             timeout=None,  # noqa: S113
             limits=httpx.Limits(max_connections=None, keepalive_expiry=limits.DRIVER_KEEP_ALIVE_S),
@@ -109,7 +115,7 @@ class TokentapeClient:
         if not response.is_success:
             raise error_of_reply(response, "open")
         session_id = _session_id(response)
-        return Session(self._http, session_id, f"{self.base_url}/sessions/{session_id}", mode)
+        return Session(self._http, session_id, f"{self.base_url}/sessions/{quote(session_id, safe='')}", mode)
 
     async def aclose(self) -> None:
         """Closes the connections; sessions stay as they are."""
@@ -127,12 +133,20 @@ class TokentapeClient:
         await self.aclose()
 
 
+async def _refuse_packed(response: httpx.Response) -> None:
+    """Raises `UnexpectedReply` for a body that would have to be unpacked, before any of it is."""
+    packed = response.headers.get("Content-Encoding", "identity")
+    if packed.lower() != "identity":
+        why = f"the body's encoding is {packed!r}, which was not asked for"
+        raise unexpected(response, "reply", why, quote=False)
+
+
 def _session_id(response: httpx.Response) -> str:
     try:
         content = orjson.loads(response.content)
     except orjson.JSONDecodeError:
         content = None
     session_id = content.get("session_id") if isinstance(content, dict) else None
-    if not isinstance(session_id, str) or not session_id:
+    if not isinstance(session_id, str) or session_id in ("", ".", ".."):
         raise unexpected(response, "open", "the body names no session_id")
     return session_id

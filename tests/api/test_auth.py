@@ -4,6 +4,7 @@ import hmac
 import logging
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,34 @@ async def test_without_a_valid_token(session: OpenSession, headers: Any) -> None
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/nothing", "route_not_found"),
+        ("GET", "/", "route_not_found"),
+        ("GET", "/sessions", "method_not_allowed"),
+        ("PUT", "/sessions/x", "method_not_allowed"),
+        ("BREW", "/sessions", "method_not_allowed"),
+        ("GET", "/sessions/x/samples", "method_not_allowed"),
+        ("GET", "/sessions/x/v1/chat/completions", "method_not_allowed"),
+        ("POST", "/sessions/", "route_not_found"),
+        ("GET", "/sessions/x/", "route_not_found"),
+        ("GET", "/health/", "route_not_found"),
+        ("GET", "/HEALTH", "route_not_found"),
+        ("GET", "//health", "route_not_found"),
+        ("GET", "/metrics;x", "route_not_found"),
+    ],
+)
+async def test_strangers_do_not_learn_which_paths_there_are(
+    api: httpx.AsyncClient, method: str, path: str, code: str
+) -> None:
+    """Without a token every path and method is 401, known or not; with one they are what they are."""
+    await check(await api.request(method, path), 401, "unauthenticated")
+    await check(await api.request(method, path, headers=bearer("nobody")), 401, "unauthenticated")
+    reply = await api.request(method, path, headers=bearer("admin"))
+    assert reply.json()["error"]["code"] == code
+
+
 async def test_the_scheme_is_read_in_any_case(api: httpx.AsyncClient) -> None:
     """`bearer` is `Bearer`: schemes have no case (RFC 9110)."""
     reply = await api.post("/sessions", headers={"authorization": "bearer driver-a"})
@@ -268,7 +297,7 @@ def test_every_route_needs_a_line_in_the_table() -> None:
         raise AssertionError
 
     unused: Any = None
-    guard = Guard(None, unused)
+    guard = Guard(unused)
     with pytest.raises(RuntimeError, match=r"/sessions/{sid}/new has no scope"):
         guard.before([Route("/sessions/{sid}/new", handler)])
     assert set(ACCESS.values()) <= {None, *SCOPES}
@@ -382,9 +411,27 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
     """A file that is not there, is a directory or is not text is refused too."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\x00")
-    for path in (tmp_path / "none", tmp_path, binary):
+    for path in (tmp_path / "none", binary):
         with pytest.raises(TokensError):
             read_tokens(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "socket", "link to a pipe"])
+def test_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
+    """It is refused at once, where reading it would wait for ever."""
+    path = tmp_path / "tokens.toml"
+    if "pipe" in kind:
+        os.mkfifo(path)
+        if "link" in kind:
+            (tmp_path / "link").symlink_to(path)
+            path = tmp_path / "link"
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    else:
+        path = Path("/dev/zero") if kind == "device" else tmp_path
+    with pytest.raises(TokensError, match="is not a regular file"):
+        read_tokens(path)
 
 
 def test_file_limits(tmp_path: Path) -> None:

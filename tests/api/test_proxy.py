@@ -84,6 +84,22 @@ async def test_a_slash_too_many_does_not_reach_the_engine(
     assert len(engine.requests) == before
 
 
+async def test_no_redirects_of_our_own(api: httpx.AsyncClient, session: OpenSession) -> None:
+    """A slash too many is no redirect, which would name the host that the client says we are."""
+    for method, path in (("POST", "/sessions/"), ("GET", f"{session.url}/"), ("GET", "/health/")):
+        reply = await api.request(method, path, headers={"Host": "evil.test"})
+        assert (reply.status_code, "location" in reply.headers) == (404, False), path
+
+
+@pytest.mark.parametrize("path", ["v1/models;x=1", "v1;/models", "v1/models%3Bx", ";", "v1/completions;a"])
+async def test_path_parameters(session: OpenSession, engine: ScriptedEngine, path: str) -> None:
+    """A router before the engine could cut them off, and see another path than we do."""
+    reply = await session.api.post(f"{session.url}/{path}", json={})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
+    assert "parameter (;)" in reply.json()["error"]["message"]
+    assert engine.requests == []
+
+
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

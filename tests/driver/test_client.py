@@ -1,9 +1,12 @@
 """`TokentapeClient` and `Session.delete`."""
 
 import asyncio
+import contextlib
+import gzip
 import logging
 import re
 import traceback
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -31,6 +34,74 @@ async def test_session_urls() -> None:
     assert session.url == f"{BASE_URL}/prefix/sessions/s1"
     assert session.openai_base_url == f"{BASE_URL}/prefix/sessions/s1/v1"
     assert server.calls == ["POST /prefix/sessions"]
+
+
+@pytest.mark.parametrize(
+    ("session_id", "path"),
+    [
+        ("a/b", "a%2Fb"),
+        ("../x", "..%2Fx"),
+        ("x?y#z", "x%3Fy%23z"),
+        ("a%2fb", "a%252fb"),
+        ("ä b", "%C3%A4%20b"),
+        ("a\\b;c", "a%5Cb%3Bc"),
+    ],
+)
+async def test_ids_are_quoted(session_id: str, path: str) -> None:
+    """Whatever a server calls a session, every request of it goes below that name and to no other path."""
+    server = FakeServer(open=httpx.Response(200, json={"session_id": session_id}))
+    async with TokentapeClient(BASE_URL, transport=server.transport) as client:
+        session = await client.open_session()
+        await session.delete()
+        with contextlib.suppress(TokentapeError, UnexpectedReply):
+            await session.collect_samples(RolloutSample())
+    assert {request.url.raw_path.decode() for request in server.requests} == {
+        "/sessions",
+        f"/sessions/{path}",
+        f"/sessions/{path}/samples",
+    }
+    assert session.openai_base_url == f"{BASE_URL}/sessions/{path}/v1"
+
+
+@pytest.mark.parametrize("session_id", ["", ".", "..", None, 5, ["x"]])
+async def test_ids_that_are_none(session_id: Any) -> None:
+    """They are no answer to an opening."""
+    server = FakeServer(open=httpx.Response(200, json={"session_id": session_id}))
+    async with TokentapeClient(BASE_URL, transport=server.transport) as client:
+        with pytest.raises(UnexpectedReply, match="names no session_id"):
+            await client.open_session()
+
+
+@pytest.mark.parametrize("stage", ["open", "samples", "delete"])
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "gzip, gzip"])
+async def test_packed_replies(stage: str, encoding: str) -> None:
+    """None is asked for, and none is unpacked: a few bytes could become gigabytes."""
+    bomb = gzip.compress(b" " * 10_000_000)
+    read = 0
+
+    class Bomb(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            nonlocal read
+            read += 1
+            yield bomb
+
+    packed = httpx.Response(200, headers={"Content-Encoding": encoding}, stream=Bomb())
+    server = FakeServer(**{stage: packed})
+    async with TokentapeClient(BASE_URL, transport=server.transport) as client:
+        session = None if stage == "open" else await client.open_session()
+
+        async def ask() -> None:
+            if session is None:
+                await client.open_session()
+            elif stage == "delete":
+                await session.delete()
+            else:
+                await session.collect_samples(RolloutSample())
+
+        with pytest.raises(UnexpectedReply, match="encoding is"):
+            await ask()
+    assert read == 0
+    assert {request.headers["Accept-Encoding"] for request in server.requests} == {"identity"}
 
 
 async def test_open_sends_what_was_given() -> None:

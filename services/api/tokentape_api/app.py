@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tokentape_api import responses
-from tokentape_api.auth import Guard, Tokens
+from tokentape_api.auth import Guard, Identified, Tokens
 from tokentape_api.bodies import Bodies
 from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
@@ -57,7 +57,7 @@ def build_app(
     telemetry = telemetry or Telemetry()
     cached = Sessions(store, telemetry)
     matchers = {**MATCHERS, settings.matcher: load_matcher(settings.matcher)}
-    guard = Guard(tokens, cached)
+    guard = Guard(cached)
     workers = Workers()
     bodies = Bodies(workers)
     telemetry.work_waiting.set_function(workers.waiting)
@@ -113,9 +113,14 @@ def build_app(
             ClientDisconnect: responses.on_client_gone,
             Exception: responses.on_defect,
         },
-        middleware=[Middleware(Observed, telemetry)],
+        middleware=[
+            Middleware(Observed, telemetry),
+            Middleware(Identified, tokens, responses.error_response),
+        ],
         lifespan=lifespan,
     )
+    # A redirect would name the host that the client says we are.
+    app.router.redirect_slashes = False
     app.state.services = services
     return app
 

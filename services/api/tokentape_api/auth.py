@@ -19,6 +19,7 @@ import hmac
 import logging
 import os
 import re
+import stat
 import time
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -31,10 +32,11 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokentape_api.cache import Sessions
 from tokentape_contracts import limits
-from tokentape_contracts.errors import Forbidden, SessionNotFound, Unauthenticated
+from tokentape_contracts.errors import Forbidden, SessionNotFound, TokentapeError, Unauthenticated
 from tokentape_contracts.http import SCOPES
 
 log = logging.getLogger("tokentape.api")
@@ -53,6 +55,7 @@ ACCESS: Final[Mapping[str, str | None]] = {
 }
 """Route → the scope that it needs; None for the routes that take no token. A route that is not here is an
 error when the application is built."""
+_OPEN: Final = frozenset(path for path, scope in ACCESS.items() if scope is None)
 
 
 class TokensError(Exception):
@@ -83,9 +86,35 @@ ANYONE: Final = Caller("", "", frozenset(SCOPES))
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sent the request; known on every route that needs a scope."""
+    """Who sent the request; known on every path but those that are open to all."""
     caller: Caller = request.state.caller
     return caller
+
+
+class Identified:
+    """ASGI middleware: who sends the request; who is nobody gets its answer here, whatever the path is.
+
+    Args:
+        tokens: None for a server that asks for none.
+        refuse: the reply of an error.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tokens: "Tokens | None", refuse: Callable[[TokentapeError], Response]
+    ) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            try:
+                caller = await self._tokens.caller(_bearer(Headers(scope=scope))) if self._tokens else ANYONE
+            except Unauthenticated as error:
+                await self._refuse(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
 
 
 class Guard:
@@ -95,12 +124,10 @@ class Guard:
     nobody learns which ids are in use.
 
     Args:
-        tokens: None for a server that asks for none.
         sessions: tell whose a session is.
     """
 
-    def __init__(self, tokens: "Tokens | None", sessions: Sessions) -> None:
-        self._tokens = tokens
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
     def before(self, routes: Iterable[Route]) -> list[Route]:
@@ -122,14 +149,10 @@ class Guard:
 
         @wraps(handler)
         async def guarded(request: Request) -> Response:
-            caller = request.state.caller = await self._identify(request)
-            await self._check(caller, scope, request.path_params.get("sid"))
+            await self._check(caller_of(request), scope, request.path_params.get("sid"))
             return await handler(request)
 
         return Route(route.path, guarded, methods=sorted(route.methods or ()), name=route.name)
-
-    async def _identify(self, request: Request) -> Caller:
-        return ANYONE if self._tokens is None else await self._tokens.caller(_bearer(request.headers))
 
     async def _check(self, caller: Caller, scope: str, session_id: str | None) -> None:
         if not caller.may(scope):
@@ -220,6 +243,8 @@ def read_tokens(path: Path) -> dict[bytes, Caller]:
         TokensError: which entry is wrong, and how.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would never end, nor a device
+            raise TokensError(f"{path} is not a regular file")
         with path.open("rb") as file:
             data = file.read(limits.TOKENS_FILE_BYTES + 1)
         if len(data) > limits.TOKENS_FILE_BYTES:

@@ -106,6 +106,8 @@ def _check(path: str, query: str) -> None:
         raise InvalidRequest(f"path and query are longer than {limits.PROXY_TARGET_CHARS} characters")
     if not path.isprintable() or "\ufffd" in path or not (query.isascii() and query.isprintable()):
         raise InvalidRequest("path and query must be printable characters in UTF-8, percent-encoded")
+    if ";" in path:
+        raise InvalidRequest("the path has a parameter (;), which some servers cut off and others do not")
     if any(part in (".", "..") for part in re.split(r"[/\\]", path)):
         raise InvalidRequest("the path may not leave the engine's root")
     if _ESCAPE.search(path):
