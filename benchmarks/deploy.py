@@ -29,7 +29,7 @@ from benchmarks.report import table, write
 from tests.deploy.kubelet import Cluster
 from tests.deploy.kubelet_host import IMAGE_ROOT, NAMESPACES, differences, memory, missing
 from tests.deploy.kubelet_pod import Pod
-from tests.deploy.rendered import ROOT, Manifest, overlay
+from tests.deploy.rendered import ROOT, Manifest, extended, overlay
 from tests.faults.checker import Recorded, Report, check, read_all
 from tests.faults.history import Call, History
 from tokentape_contracts.events import TurnRecorded, decode
@@ -163,6 +163,8 @@ async def operate(cluster: Cluster, seed: int) -> Sequence[Measurement]:
         history = History()
         history.calls = [*kept.calls, *fresh.calls]
         history.started = kept.started + fresh.started
+        delivered = next(call.session for call in history.calls if call.kind == "collect" and call.ok)
+        not_replayed = [problem async for problem in replay(cluster, delivered)]
         (address,) = (service.address for service in cluster.services if service.name == VALKEY)
         client = connect(f"redis://{address}:6379/0")
         recorded = await read_all(client, history.sessions)
@@ -170,10 +172,29 @@ async def operate(cluster: Cluster, seed: int) -> Sequence[Measurement]:
         tokenizer = Tokenizer.load(str(IMAGE_ROOT / "tokenizer"))
         renderer = ChatRenderer(tokenizer, get_family("qwen3"))
         report = await check(history, recorded, tokenizer.decode, renderer, allowed=ALLOWED)
-        report.problems += gave_up
+        report.problems += gave_up + not_replayed
     for problem in report.problems:
         print(f"WRONG: {problem}", file=sys.stderr)
     return list(measurements_of(seed, cluster, steps[1:], history, fresh, recorded, report))
+
+
+async def replay(cluster: Cluster, session: str) -> AsyncIterator[str]:
+    """What is wrong when a session is replayed as the guide says: in a worker's pod, and by a Job."""
+    (worker,) = cluster.workloads[WORKER].living
+    if not await worker.execute(["tokentape", "replay", session, "--verify"]):
+        yield f"tokentape replay {session} --verify fails in {worker}"
+    with tempfile.TemporaryDirectory() as directory:
+        found = extended("dev", Path(directory), {"components": ["../../components/replay"]})
+    (template,) = (
+        each["spec"]["jobTemplate"]["spec"]["template"] for each in found if each["kind"] == "CronJob"
+    )
+    variables = template["spec"]["containers"][0]["env"]
+    next(each for each in variables if each["name"] == "SESSION")["value"] = session
+    job = cluster.pod("replay", template, "outside")
+    await asyncio.wait_for(job.ended.wait(), SETTLE_S)
+    lines = job.log.read_text().splitlines()
+    if not lines or not all(line.startswith("ok ") for line in lines):
+        yield f"the Job that replays {session} says: {' | '.join(lines)}"
 
 
 def measurements_of(

@@ -4,9 +4,10 @@ import asyncio
 import base64
 import contextlib
 import os
+import re
 import shlex
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +77,11 @@ def environment(container: Manifest, objects: Objects) -> dict[str, str]:
         if reference["key"] in data or not reference.get("optional"):
             found[variable["name"]] = data[reference["key"]]
     return found
+
+
+def expanded(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """A container's command or arguments, with the variables that they name as `$(NAME)`."""
+    return [re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), word) for word in words]
 
 
 def _data(kind: str, reference: Manifest, objects: Objects) -> dict[str, str]:
@@ -237,7 +243,8 @@ class Pod:
         if self.container.get("securityContext", {}).get("readOnlyRootFilesystem"):
             commands.append(["mount", "-o", "remount,bind,ro", str(IMAGE_ROOT)])
         entrypoint = self.container.get("command", self.image.entrypoint)
-        command = self._as_user([*entrypoint, *self.container.get("args", [])])
+        words = [*entrypoint, *self.container.get("args", [])]
+        command = self._as_user(expanded(words, self.environment))
         commands.append(["exec", "chroot", str(IMAGE_ROOT), *command])
         return "\n".join(["set -e", "read -r _", *map(shlex.join, commands)])
 
@@ -384,14 +391,14 @@ class Pod:
                         writer.close()
                         return True
                     case {"exec": execute}:
-                        return await self._execute(execute["command"])
+                        return await self.execute(execute["command"])
                     case _:
                         raise Unsupported(f"probe {probe}")
         except (TimeoutError, OSError, httpx.TransportError):
             return False
 
-    async def _execute(self, command: list[str]) -> bool:
-        """Runs a command in the container."""
+    async def execute(self, command: list[str]) -> bool:
+        """Runs a command in the container, as `kubectl exec` does; whether it succeeds."""
         process = await asyncio.create_subprocess_exec(
             *("nsenter", "--target", str(self._pid()), "--mount", "--net", "--pid", "--root"),
             *self._as_user(command),

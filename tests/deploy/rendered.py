@@ -1,8 +1,9 @@
 """What kustomize makes of the folder deploy/, as the tests read it."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,28 @@ def kustomize(directory: Path) -> list[Manifest]:
 def overlay(name: str) -> list[Manifest]:
     """The objects of an overlay; not to be changed."""
     return kustomize(KUSTOMIZE / "overlays" / name)
+
+
+def changed(name: str, directory: Path, change: Callable[[str], str]) -> list[Manifest]:
+    """The objects of an overlay that was copied to `directory`, and whose kustomization was changed there."""
+    where = os.path.relpath(KUSTOMIZE, directory.resolve())
+    for path in (KUSTOMIZE / "overlays" / name).iterdir():
+        text = change(path.read_text()) if path.stem == "kustomization" else path.read_text()
+        (directory / path.name).write_text(text.replace("../..", where))
+    return kustomize(directory)
+
+
+def extended(name: str, directory: Path, *additions: Manifest) -> list[Manifest]:
+    """The objects of an overlay to whose kustomization these fields, which are lists, were added."""
+
+    def extend(text: str) -> str:
+        kustomization = yaml.safe_load(text)
+        for addition in additions:
+            for field, items in addition.items():
+                kustomization[field] += items
+        return yaml.safe_dump(kustomization)
+
+    return changed(name, directory, extend)
 
 
 def name_of(manifest: Manifest) -> str:

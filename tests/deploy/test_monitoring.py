@@ -1,7 +1,6 @@
 """Alerts and dashboard: about metrics that there are, each alert with an entry in the runbook."""
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import promql_parser as promql
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deploy.rendered import KUSTOMIZE, find, kustomize, of_kind, workloads
+from tests.deploy.rendered import changed, find, of_kind, workloads
 from tests.docs.markdown import DOCS, anchors, sections
 from tokentape_contracts.errors import BY_CODE
 
@@ -152,11 +151,8 @@ def test_alerts_and_runbook() -> None:
 
 def test_the_runbook_is_named_in_one_place(tmp_path: Path) -> None:
     """An overlay that says where it is moves the link of every alert."""
-    where = os.path.relpath(KUSTOMIZE, tmp_path.resolve())
-    for path in (KUSTOMIZE / "overlays" / "prod").iterdir():
-        text = path.read_text().replace("../..", where)
-        (tmp_path / path.name).write_text(text.replace(RUNBOOK_URL, "https://wiki.example/Alerts"))
-    (found,) = (manifest for manifest in kustomize(tmp_path) if manifest["kind"] == "PrometheusRule")
+    mine = changed("prod", tmp_path, lambda text: text.replace(RUNBOOK_URL, "https://wiki.example/Alerts"))
+    (found,) = (manifest for manifest in mine if manifest["kind"] == "PrometheusRule")
     urls = [
         rule["annotations"]["runbook_url"] for group in found["spec"]["groups"] for rule in group["rules"]
     ]
