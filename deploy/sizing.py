@@ -30,6 +30,14 @@ CHILDREN: Final = 2
 """Of a worker pod: TOKENTAPE_WORKERS."""
 CACHED_TURN_BYTES: Final = 24_000
 """A turn of 514 new tokens in an API process's cache, as it counts them (`benchmarks.storage`)."""
+API_CONNECTIONS: Final = 2 * limits.STORE_CONNECTIONS + 1
+"""Of an API process to Redis at the most: for the sessions, for the queue, and one that hears of results."""
+WORKER_CONNECTIONS: Final = 4
+"""Of a worker process: its loop, its leases, /ready, the archive."""
+CHILD_CONNECTIONS: Final = 3
+"""For each of its children: the child's own, those of the job that runs, and of one that is announced."""
+DEFAULT_MAXCLIENTS: Final = 10_000
+"""Of Redis and Valkey."""
 LEAST_PODS: Final = 2
 KB: Final = 1024
 
@@ -133,6 +141,12 @@ def size(live: int, costs: Costs, retention_s: int = limits.RETENTION_S) -> Size
     )
 
 
+def connections(api_pods: int, worker_pods: int) -> int:
+    """To Redis at the most, the queue's included."""
+    worker = WORKER_CONNECTIONS + CHILDREN * CHILD_CONNECTIONS
+    return api_pods * API_CONNECTIONS + worker_pods * worker
+
+
 def page(costs: Costs) -> str:
     """The page."""
     sizes = [size(live, costs) for live in LIVE]
@@ -147,6 +161,7 @@ def page(costs: Costs) -> str:
         "Redis: live sessions": [_bytes(s.live_bytes) for s in sizes],
         "Redis: results": [_bytes(s.result_bytes) for s in sizes],
         "Redis: deleted sessions": [_bytes(s.retained_bytes) for s in sizes],
+        "Redis: connections": [f"{connections(s.api_pods, s.worker_pods):,}" for s in sizes],
     }
     least, some, most = sizes
     shortest = size(some.live, costs, limits.RETENTION_MIN_S)
@@ -192,6 +207,16 @@ Redis when it ends.
   the figures are linear in it: {some.live:,} live sessions leave {_bytes(some.retained_bytes)}, and
   {_bytes(shortest.retained_bytes)} with the least, {limits.RETENTION_MIN_S / 3600:g} h.
   [How short it may be](../guides/audits.md#how-long-deleted-sessions-stay).
+- **Redis: connections**, at the most, which `maxclients` of the server must allow (Redis' own default is
+  {DEFAULT_MAXCLIENTS:,}), besides those of replicas and of your tools. An API pod opens one for each command
+  that is under way, up to {limits.STORE_CONNECTIONS:,} for sessions (`STORE_CONNECTIONS`), as many for the
+  queue, and one for announcements, {API_CONNECTIONS:,} in all; a worker pod needs {connections(0, 1)}. The
+  figures are with the API pods for the CPU; with those for the cache {some.live:,} live sessions allow
+  {connections(some.cache_pods, some.worker_pods):,}. A rollout has one pod more of either kind. Above
+  `maxclients` Redis refuses connections, which is `store_unavailable` after {limits.STORE_RETRY_S:g} s. It
+  lowers `maxclients` by itself if it may not open so many files, and says so in its log: `ulimit -n` must be
+  above it. In a cluster the figures hold for every node; a [queue apart](../guides/redis.md#the-queue-apart)
+  halves them.
 - **With routing replay** multiply live and deleted sessions by {least.replay_factor:.0f}.
 - One tenant has at most {limits.SESSIONS_PER_TENANT:,} open sessions (`SESSIONS_PER_TENANT`), one API pod at
   most {limits.ENGINE_CONNECTIONS:,} generations at the same time (`ENGINE_CONNECTIONS`).

@@ -6,9 +6,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
-from deploy.sizing import RESULTS, ROOT, Costs, read_costs, size
+from deploy.sizing import (
+    API_CONNECTIONS,
+    DEFAULT_MAXCLIENTS,
+    RESULTS,
+    ROOT,
+    Costs,
+    connections,
+    read_costs,
+    size,
+)
+from tests.deploy.rendered import TOKENTAPE, workloads
+from tokentape_api import run
+from tokentape_api.settings import ApiSettings
 from tokentape_contracts import limits
+from tokentape_core.store import connect
 
 COSTS = Costs(
     tokens=500,
@@ -49,6 +63,33 @@ def test_ten_times_as_many_take_ten_times_as_much() -> None:
     one, ten = size(1_000, COSTS), size(10_000, COSTS)
     for name in ("turns_per_s", "api_cpus", "burst_cpus", "live_bytes", "result_bytes", "retained_bytes"):
         assert getattr(ten, name) == pytest.approx(10 * getattr(one, name)), name
+
+
+def test_connections() -> None:
+    """Two API pods and two worker pods of two children, by hand. `dev` needs no setting, in a rollout too."""
+    assert connections(2, 2) == 2 * (1_024 + 1_024 + 1) + 2 * (4 + 2 * 3)
+    pods = {
+        workload.name: workload.manifest["spec"]["replicas"]
+        for workload in workloads(*TOKENTAPE)
+        if workload.overlay == "dev"
+    }
+    assert connections(pods["tokentape-api"] + 1, pods["tokentape-assembler"] + 1) < DEFAULT_MAXCLIENTS
+
+
+def test_an_api_process_has_no_other_connections(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pool for sessions, one for the queue, and one of which a single reader uses a single connection."""
+    clients: list[redis.asyncio.Redis] = []
+
+    def connecting(url: str) -> redis.asyncio.Redis:
+        clients.append(connect(url))
+        return clients[-1]
+
+    monkeypatch.setattr(run, "connect", connecting)
+    run.build(ApiSettings(engine_url="http://e", tokenizer=str(tokenizer_dir), redis_url="redis://r"))
+    sessions, queue, _ = (client.connection_pool.max_connections for client in clients)
+    assert sessions + queue + 1 == API_CONNECTIONS
 
 
 def test_the_costs_are_the_measured_ones(tmp_path: Path) -> None:

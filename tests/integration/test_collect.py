@@ -4,11 +4,15 @@ import asyncio
 import hashlib
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
+import psutil
 import pytest
 
+from deploy.sizing import CHILDREN, connections
+from tests.support.processes import Fleet
 from tests.support.scripted import ScriptedEngine
 from tokentape_contracts import jobs, keys, limits
 from tokentape_contracts.samples import decode_samples
@@ -207,3 +211,23 @@ async def test_a_body_that_is_cut_off(urls: list[str], client: httpx.AsyncClient
     assert 'tokentape_api_errors_total{code="internal_error"} 0.0' in counted
     lines = [line for line in system.started[0].output().splitlines() if "store_unavailable" in line]
     assert [json.loads(line)["level"] for line in lines] == ["warning"]
+
+
+async def test_a_worker_has_few_connections(
+    urls: list[str], client: httpx.AsyncClient, system: Fleet
+) -> None:
+    """After many collects at once a worker has no more to Redis than the page about sizes reckons with."""
+    sessions = [await open_session(client, urls[0]) for _ in range(12)]
+    for _ in range(3):
+        await asyncio.gather(*(chat(client, session, USER) for session in sessions))
+        replies = await asyncio.gather(*(client.post(f"{session}/samples") for session in sessions))
+        assert {reply.status_code for reply in replies} == {200}
+    workers = [running for running in system.started if running.log.name.startswith("assembler")]
+    (process,) = (psutil.Process(each.process.pid) for each in workers if each.process.poll() is None)
+    found = [
+        connection
+        for each in (process, *process.children(recursive=True))
+        for connection in each.net_connections("tcp")
+        if connection.raddr and connection.raddr.port == urlsplit(system.redis_url).port
+    ]
+    assert CHILDREN < len(found) <= connections(0, 1)
