@@ -303,7 +303,7 @@ _ALWAYS_FINITE: Final = frozenset({str, int, bool, type(None)})
 
 
 def _ensure_finite(value: Any, where: str) -> None:
-    """JSON would turn a NaN reward into null, which means "no reward". What holds itself has no JSON at all."""
+    """JSON would turn a NaN reward into null, which means "no reward". What holds itself has no JSON."""
     left, seen = [value], 0
     while left:
         value, seen = left.pop(), seen + 1

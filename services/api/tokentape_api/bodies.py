@@ -50,8 +50,12 @@ class Bodies:
             yield await _read(request, limit, hold)
 
     @asynccontextmanager
-    async def parsed(self, request: Request, limit: int, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
-        """What `parse` makes of the request's body, which is read, and counts, as with `read`.
+    async def parsed(
+        self, request: Request, limit: int, parse: Callable[[bytes], T]
+    ) -> AsyncIterator[tuple[T, int]]:
+        """What `parse` makes of the request's body, which is read, and counts, as with `read`; and its cost.
+
+        The cost of parsing it, or of comparing what it says, is in bytes that would take as long to tokenise.
 
         Raises:
             Overloaded: also where no thread is free for a long body.
@@ -60,12 +64,12 @@ class Bodies:
         sender = Sender(caller_of(request).tenant, request.path_params.get("sid", ""))
         with self._held() as hold:
             body = await _read(request, limit, hold)
-            cost, work = body_cost(body), partial(parse, body)
+            cost, work = _cost(body), partial(parse, body)
             parsed = await while_connected(request, self._workers.run(cost, sender, work))
-            if not is_plain(body):
+            if not _is_plain(body):
                 hold(3 * len(body))
             del body, work  # nobody needs them for as long as what they say
-            yield parsed
+            yield parsed, cost
 
     @contextmanager
     def _held(self) -> Iterator[Callable[[int], None]]:
@@ -87,15 +91,14 @@ class Bodies:
             self.held -= size
 
 
-def is_plain(body: bytes) -> bool:
+def _is_plain(body: bytes) -> bool:
     """Whether the texts in a JSON body take no more memory than they are long: one byte a character."""
     return body.isascii() and b"\\u" not in body
 
 
-def body_cost(body: bytes) -> int:
-    """What it costs to parse a JSON body, or to compare what it says: bytes that would take as long to
-    tokenise."""
-    return len(body) // 64 + marks_in(body)
+def _cost(body: bytes) -> int:
+    # A short body cannot hold so many values that it would be worth counting them.
+    return len(body) // 64 + (marks_in(body) if len(body) > 2 * limits.WORK_INLINE_BYTES else 0)
 
 
 async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
@@ -130,7 +133,6 @@ class ChatRequest:
         stream: whether the client wants server-sent events.
         include_usage: whether these end with the token counts.
         fields: everything else, for the engine.
-        cost: of comparing the messages with recorded ones (`body_cost`).
     """
 
     messages: list[dict[str, Any]]
@@ -138,7 +140,6 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     fields: Mapping[str, Any]
-    cost: int
 
     @classmethod
     def parse(cls, body: bytes) -> "ChatRequest":
@@ -166,7 +167,7 @@ class ChatRequest:
         stream = _optional(fields, "stream", bool, "true or false") or False
         options = _optional(fields, "stream_options", dict, "an object") or {}
         include_usage = options.get("include_usage") is True
-        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields, body_cost(body))
+        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields)
 
 
 def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,12 @@ class Sessions:
         telemetry.cache_sessions.set_function(lambda: len(self._live) + len(self._idle))
         telemetry.cache_bytes.set_function(lambda: self._bytes)
 
-    async def load(self, session_id: str) -> SessionState:
+    async def load(self, session_id: str, *, is_shown: bool = False) -> SessionState:
         """The session as of now: one small read if it was seen before.
+
+        Args:
+            is_shown: one more read makes sure that the store still has what was seen before. Whoever appends
+                a turn learns it from the store.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -52,12 +56,11 @@ class Sessions:
             raise SessionNotFound("there is no such session")
         known = self._get(session_id)
         self._lookups["hit" if known else "miss"].inc()
-        try:
-            entries = await self._store.read(session_id, after=known.last_id if known else None)
-        except SessionNotFound:
-            self.forget(session_id)
-            raise
+        entries = await self._store.read(session_id, after=known.last_id if known else None)
         state = fold(entries, known)
+        if is_shown and state is known and await self._store.tail(session_id) is None:
+            self.forget(session_id)
+            state = None
         if state is None:
             raise SessionNotFound("there is no such session")
         if state is not known:

@@ -56,11 +56,16 @@ class Recorder:
         self._workers = workers
         self._clock = clock
 
-    async def chat(self, session_id: str, chat: ChatRequest, headers: Mapping[str, str]) -> Generated:
+    async def chat(
+        self, session_id: str, chat: ChatRequest, headers: Mapping[str, str], cost: int
+    ) -> Generated:
         """Generates and records one turn, and only then returns what the engine answered (INV-1).
 
         A request that is refused or fails changes nothing. Concurrent requests from one parent become
         siblings: none is thrown away.
+
+        Args:
+            cost: of comparing the request with what was recorded, as `Workers.run` has it.
 
         Raises:
             EngineRefusal: the engine's own refusal, to be passed on.
@@ -73,7 +78,7 @@ class Recorder:
             self._ensure_same_template(state)
             sender = Sender(state.opened.tenant, session_id)
             find = partial(position, state, chat.messages, self._matcher(state), chat.head)
-            at = await self._workers.run(chat.cost, sender, find)
+            at = await self._workers.run(cost, sender, find)
         with self._telemetry.stage("render"):
             at, prompt, tokens = await self._prompt(state, sender, at, chat)
         settings = pinned(chat.fields, state.opened.pins)

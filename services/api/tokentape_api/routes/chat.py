@@ -17,8 +17,8 @@ async def chat_completions(request: Request) -> Response:
     session_id = request.path_params["sid"]
     body = services.bodies.parsed(request, limits.CHAT_BODY_BYTES, ChatRequest.parse)
     with services.telemetry.turn(session_id, request.headers):
-        async with body as chat:
-            work = services.recorder.chat(session_id, chat, request.headers)
+        async with body as (chat, cost):
+            work = services.recorder.chat(session_id, chat, request.headers, cost)
             generated = await while_connected(request, work)
     if chat.stream:
         # At once, as all of it is there: one event after the other would cost a turn of the loop each.

@@ -81,7 +81,7 @@ async def forward(request: Request) -> Response:
         raise InvalidRequest("the path has an empty part: two slashes in a row")
     if name not in HARMLESS and not name.startswith("v1/models/") and not caller_of(request).may("admin"):
         raise Forbidden(f"{path} of the engine needs the scope 'admin'")
-    state = await services.sessions.load(session_id)
+    state = await services.sessions.load(session_id, is_shown=True)
     if state.sealed is not None:
         raise SessionDeleted("the session was deleted")
     stack = AsyncExitStack()

@@ -50,7 +50,7 @@ async def collect_samples(request: Request) -> Response:
 async def _collect(services: Services, session_id: str, request: Request) -> tuple[AssembleJob, StoredResult]:
     contract = choose_contract(request.headers.get(ACCEPT_CONTRACT_HEADER), SUPPORTED_CONTRACTS)
     body = services.bodies.parsed(request, limits.SMALL_BODY_BYTES, SamplesRequest.parse)
-    async with body as wanted:
+    async with body as (wanted, _):
         job, left_s = await _job(services, session_id, wanted, contract)
         result = await while_connected(request, services.collector.collect(job, left_s))
     if result.error is not None:

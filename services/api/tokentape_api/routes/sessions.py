@@ -30,7 +30,7 @@ async def open_session(request: Request) -> Response:
     """Opens a session and answers its id."""
     services: Services = request.app.state.services
     parse = partial(OpenRequest.parse, matchers=tuple(services.matchers))
-    async with services.bodies.parsed(request, limits.SMALL_BODY_BYTES, parse) as wanted:
+    async with services.bodies.parsed(request, limits.SMALL_BODY_BYTES, parse) as (wanted, _):
         return await _open(services, wanted, caller_of(request).tenant)
 
 
@@ -81,7 +81,7 @@ async def get_session(request: Request) -> Response:
     """The active path's turns as requests and responses; with `?view=events` the events themselves."""
     services: Services = request.app.state.services
     session_id = request.path_params["sid"]
-    state = await services.sessions.load(session_id)
+    state = await services.sessions.load(session_id, is_shown=True)
     if state.sealed is not None:
         raise SessionDeleted("the session was deleted")
     if request.query_params.get("view") == "events":

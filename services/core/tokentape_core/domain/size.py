@@ -31,18 +31,20 @@ def _size(value: Any) -> int:
     """Of a value and all that is in it; not a function that calls itself, as an answer may nest deeply."""
     total = 0
     pending = [value]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
+    for value in pending:  # grows as it goes
+        kind = type(value)
+        if kind is str or kind is float or kind is int:
+            total += sys.getsizeof(value)
+        elif kind is dict:
             keys = map(sys.getsizeof if len(value) > _FEW else _size_if_alone, value)
             total += sys.getsizeof(value) + sum(keys)
             pending.extend(value.values())
-        elif isinstance(value, list | tuple):
+        elif kind is list or kind is tuple:
             total += sys.getsizeof(value)
             pending.extend(value)
-        elif isinstance(value, np.ndarray):
+        elif kind is np.ndarray:
             total += _ARRAY + value.nbytes
-        elif value is not None and not isinstance(value, bool):
+        elif value is not None and kind is not bool:
             total += sys.getsizeof(value)
     return total
 

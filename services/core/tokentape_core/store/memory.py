@@ -67,10 +67,9 @@ class MemoryStore:
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None
     ) -> list[Entry]:
-        stream = self._streams.get(session_id, {}) if after is None else self._stream(session_id)
         return [
             (entry_id, decode(fields))
-            for entry_id, fields in stream.items()
+            for entry_id, fields in self._streams.get(session_id, {}).items()
             if (after is None or _order(entry_id) > _order(after))
             and (until is None or _order(entry_id) <= _order(until))
         ]

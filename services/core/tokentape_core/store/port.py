@@ -60,11 +60,7 @@ class Store(Protocol):
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None
     ) -> list[Entry]:
-        """The entries with ids above `after` and up to `until`, in order; none for an unknown session.
-
-        Raises:
-            SessionNotFound: there is no such session, of which the entry `after` was read before.
-        """
+        """The entries with ids above `after` and up to `until`, in order; none for an unknown session."""
 
     async def read_blobs(
         self, session_id: str, wanted: Sequence[tuple[TurnRecorded, str]]

@@ -173,19 +173,11 @@ class RedisStore:
     async def read(
         self, session_id: str, *, after: str | None = None, until: str | None = None
     ) -> list[Entry]:
-        key = keys.events(session_id)
+        if after == SEALED_ID:
+            return []
+        first = f"({after}" if after is not None else "-"
         with redis_errors():
-            if after is None:
-                rows, is_there = await self._client.xrange(key, max=until or "+"), True
-            elif after == SEALED_ID:
-                rows, is_there = [], await self._client.exists(key)
-            else:
-                pipe = self._client.pipeline(transaction=False)
-                pipe.xrange(key, min=f"({after}", max=until or "+")
-                pipe.exists(key)
-                rows, is_there = await pipe.execute()
-        if not is_there:
-            raise SessionNotFound("there is no such session")
+            rows = await self._client.xrange(keys.events(session_id), min=first, max=until or "+")
         if len(rows) > _INLINE_ENTRIES or sum(map(_bytes_of, rows)) > _INLINE_BYTES:
             return await asyncio.to_thread(_entries, rows)
         return _entries(rows)
