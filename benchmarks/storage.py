@@ -49,21 +49,33 @@ def reply_bytes() -> Iterator[Measurement]:
 
 
 def live_sessions() -> Iterator[Measurement]:
-    """How much does the API's memory grow with live sessions beyond its cache?"""
-    # A session of 20 turns of 514 tokens counts about 250 KB. 1,200 of them fill the cache of 256 MiB, and
+    """How much memory does a live session take of the API's cache, against what is counted, and beyond it?"""
+    # A session of 20 turns of 514 tokens takes about 250 KB. 1,200 of them fill the cache of 256 MiB, and
     # the allocator fills its gaps while as many again come and go.
-    steps, turns = (3200, 4800), 20
+    steps, turns = (50, 850, 3200, 4800), 20
     with system() as running, httpx.Client(timeout=60.0, trust_env=False) as client:
         api = psutil.Process(running.pids[0])
         template = running.record(turns, seed=1)
-        resident = []
+        resident, counted = [], []
         done = 0
         for step in steps:
             for session in running.copies(template, step - done):
                 client.get(session, params={"view": "events"}).raise_for_status()
             done = step
             resident.append(api.memory_info().rss)
-    params = {"sessions": list(steps), "turns": turns, "new_tokens": NEW_TOKENS}
+            counted.append(_cache_bytes(client, running.url))
+    params = {"sessions": list(steps[2:]), "turns": turns, "new_tokens": NEW_TOKENS}
     yield Measurement("api_resident", resident[-1] / 2**20, "MiB", {**params, "sessions": steps[-1]})
-    grown = (resident[1] - resident[0]) / (steps[1] - steps[0])
+    within = {**params, "sessions": list(steps[:2])}
+    taken, charged = resident[1] - resident[0], counted[1] - counted[0]
+    yield Measurement("cached_turn", charged / (steps[1] - steps[0]) / turns, "bytes", within)
+    yield Measurement("cache_charge", taken / charged, "x real", within, 1.2)
+    grown = (resident[3] - resident[2]) / (steps[3] - steps[2])
     yield Measurement("live_sessions", grown / 1024, "KB/session", params, 1.0)
+
+
+def _cache_bytes(client: httpx.Client, url: str) -> float:
+    """What an API process says that its cache takes."""
+    metrics = client.get(f"{url}/metrics").text
+    [line] = [line for line in metrics.splitlines() if line.startswith("tokentape_cache_bytes ")]
+    return float(line.split()[1])

@@ -28,8 +28,6 @@ UTILIZATION: Final = 0.6
 """Of an API pod's CPU, the autoscaler's target."""
 CHILDREN: Final = 2
 """Of a worker pod: TOKENTAPE_WORKERS."""
-CACHED_TURN_BYTES: Final = 24_000
-"""A turn of 514 new tokens in an API process's cache, as it counts them (`benchmarks.storage`)."""
 API_CONNECTIONS: Final = 2 * limits.STORE_CONNECTIONS + 1
 """Of an API process to Redis at the most: for the sessions, for the queue, and one that hears of results."""
 WORKER_CONNECTIONS: Final = 4
@@ -53,6 +51,7 @@ class Costs:
         turn_bytes: of a turn in Redis.
         replay_token_bytes: of a token's routed experts in Redis, for 48 layers of 8 out of 128 experts.
         reply_token_bytes: of a token in a stored result.
+        cached_turn_bytes: of a turn in an API process's cache.
     """
 
     tokens: int
@@ -61,6 +60,7 @@ class Costs:
     turn_bytes: float
     replay_token_bytes: float
     reply_token_bytes: float
+    cached_turn_bytes: float
 
     @property
     def session_bytes(self) -> float:
@@ -102,6 +102,7 @@ def read_costs(results: Path = RESULTS) -> Costs:
         turn_bytes=turn["value"] * KB,
         replay_token_bytes=_measured(results, "replay_bytes", "replay_memory", rows="full")["value"],
         reply_token_bytes=_measured(results, "reply_bytes", contract=2)["value"],
+        cached_turn_bytes=_measured(results, "live_sessions", "cached_turn", new_tokens=tokens)["value"],
     )
 
 
@@ -124,7 +125,7 @@ def size(live: int, costs: Costs, retention_s: int = limits.RETENTION_S) -> Size
     api_cpus = turns_per_s * costs.turn_cpu_s
     burst_cpus = live * costs.collect_cpu_s / BURST_S
     # A session that lives is half done on average.
-    cached = live * TURNS / 2 * CACHED_TURN_BYTES
+    cached = live * TURNS / 2 * costs.cached_turn_bytes
     return Size(
         live=live,
         turns_per_s=turns_per_s,
@@ -181,6 +182,7 @@ and look at the [metrics](../guides/observe.md).
 | Its routed experts (48 layers, 8 of 128) | {costs.replay_token_bytes:.0f} bytes a token | `replay_bytes` |
 | A turn, CPU of the API | {costs.turn_cpu_s * 1000:.1f} ms | `chat_cpu`, small turns of cached sessions |
 | A collect of {TURNS} turns, CPU of API and worker | {costs.collect_cpu_s * 1000:.0f} ms | `collect_cpu` |
+| A turn in an API process's cache | {costs.cached_turn_bytes / KB:.1f} KiB | `live_sessions` |
 | A stored result | {costs.reply_token_bytes:.1f} bytes a token | `reply_bytes` |
 
 ## Worked out
