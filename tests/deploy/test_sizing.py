@@ -31,6 +31,7 @@ COSTS = Costs(
     turn_bytes=8_000,
     replay_token_bytes=384,
     reply_token_bytes=17,
+    cached_turn_bytes=24_000,
 )
 
 
