@@ -95,7 +95,7 @@ def test_an_api_process_has_no_other_connections(
 
 def test_the_costs_are_the_measured_ones(tmp_path: Path) -> None:
     """Another result gives other costs; one that is missing is no silent 0."""
-    names = ("chat_cpu", "collect_cpu", "store_bytes", "replay_bytes", "reply_bytes")
+    names = ("chat_cpu", "collect_cpu", "store_bytes", "replay_bytes", "reply_bytes", "live_sessions")
     results = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
     results["store_bytes"]["measurements"][0]["value"] = 10.0
     for name, content in results.items():
