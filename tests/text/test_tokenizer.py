@@ -140,7 +140,7 @@ def test_load_errors_say_what_to_do(tmp_path: Path) -> None:
     """A missing directory, one without a tokenizer, and a missing template file are named."""
     with pytest.raises(TokenizerError, match=r"no tokenizer at /nowhere/model: there is no such directory"):
         Tokenizer.load("/nowhere/model")
-    with pytest.raises(TokenizerError, match=r"give a directory that holds tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"Give a directory that holds tokenizer\.json"):
         Tokenizer.load(str(tmp_path))
     small_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(TokenizerError, match=r"cannot read the chat template .*missing\.jinja"):

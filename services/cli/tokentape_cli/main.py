@@ -1,7 +1,6 @@
 """`tokentape COMMAND …`: the composition of processes."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -26,8 +25,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     parsed = parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments))
     logs.configure()
-    # These log every request at INFO; ours is the business of the process, not of its HTTP client.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         run: Run = parsed.run
         return run(parsed)

@@ -53,6 +53,8 @@ def configure(form: Format | None = None) -> None:
     else:
         handler.setFormatter(_Short(colors=wants_color(sys.stderr)))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for client in ("httpx", "httpx2"):  # these log every request at INFO
+        logging.getLogger(client).setLevel(logging.WARNING)
 
 
 def wants_color(stream: TextIO) -> bool:

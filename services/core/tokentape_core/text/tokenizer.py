@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 
-from tokentape_core.text import clock
+from tokentape_core.text import clock, hub
 from tokentape_core.text.bytelevel import ByteTable
 from tokentape_core.text.errors import TokenizerError
 from tokentape_core.text.sandbox import prepare
@@ -63,11 +63,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, name_or_dir: str, *, chat_template: Path | None = None) -> Tokenizer:
-        """Load a tokenizer from a directory, or by model name from the local cache or the hub.
+        """Load a tokenizer from a directory, or by model name from the hub or its local cache.
 
         A directory needs no network. `chat_template` is a Jinja file that replaces the model's own template.
-        Code that comes with a model is never run. Takes seconds. Raises `TokenizerError`, which says what to
-        do.
+        Code that comes with a model is never run. Takes seconds, also if the hub does not answer. Raises
+        `TokenizerError`, which says what to do.
         """
         # Importing transformers takes seconds, and not everyone who imports this module loads a tokenizer.
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -75,13 +75,15 @@ class Tokenizer:
         directory = Path(name_or_dir).expanduser()
         if name_or_dir.startswith(("/", ".", "~")) and not directory.is_dir():
             raise TokenizerError(f"no tokenizer at {name_or_dir}: there is no such directory")
-        source = str(directory) if directory.is_dir() else name_or_dir
         try:
+            source = str(directory) if directory.is_dir() else hub.source(name_or_dir)
             loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # whatever the loader's parsers, cache and network raise
+            reason = " ".join(str(error).split()).rstrip(".")
             raise TokenizerError(
-                f"cannot load a tokenizer from {name_or_dir}: give a directory that holds tokenizer.json and "
-                f"tokenizer_config.json, or the name of a model that is cached or can be downloaded ({error})"
+                f"cannot load a tokenizer from {name_or_dir}: {reason}. Give a directory that holds "
+                "tokenizer.json and tokenizer_config.json, or the name of a model that is cached or can be "
+                "downloaded"
             ) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise TokenizerError(
