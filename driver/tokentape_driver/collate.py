@@ -48,7 +48,7 @@ def collate(samples: Sequence[Any], *, pad_id: int = 0, packed: bool = False) ->
     try:
         import torch
     except ImportError as error:
-        raise ImportError("collate needs torch: pip install 'tokentape[torch]'") from error
+        raise ImportError("collate needs torch: pip install '.[torch]' in a clone of Tokentape") from error
     if not samples:
         raise ValueError("there are no samples to collate")
     rows = [_row(i, sample) for i, sample in enumerate(samples)]

@@ -81,7 +81,7 @@ def verify(
     try:
         import torch
     except ImportError as error:
-        raise ImportError("verify needs torch: pip install 'tokentape[torch]'") from error
+        raise ImportError("verify needs torch: pip install '.[torch]' in a clone of Tokentape") from error
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}; it is 1.0 for greedy decoding")
     batch = collate([sample], packed=True)

@@ -68,12 +68,13 @@ def url(
         yield system.api()[1]
 
 
-def _run(page: Path, url: str, **names: Any) -> dict[str, Any]:
-    """Runs a page's blocks as one program, with the system's URL in place of the page's."""
+def _run(page: Path, url: str, longest: str = "2048", **names: Any) -> dict[str, Any]:
+    """Runs a page's blocks as one program, with this URL and this longest sample."""
     found = blocks(page, "python")
     assert sum(URL in block.code for block in found) == 1
     for block in found:
-        exec(compile(block.code.replace(URL, url), str(block), "exec"), names)  # noqa: S102
+        code = block.code.replace(URL, url).replace("max_seq_len=2048", f"max_seq_len={longest}")
+        exec(compile(code, str(block), "exec"), names)  # noqa: S102
     return names
 
 
@@ -103,3 +104,24 @@ def test_tutorial_runs(url: str, engine: ScriptedEngine, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert printed.startswith("completed - The sum is 7.\n")
     assert f"tokens torch.int64 [1, {len(sample.tokens)}]" in printed
+
+
+@pytest.mark.parametrize(
+    ("status", "longest", "reason"),
+    [(400, "2048", "BadRequestError: .*too hot"), (200, "8", "all_truncated")],
+    ids=["agent_error", "abort_reason"],
+)
+def test_tutorial_says_why_an_episode_is_aborted(
+    url: str,
+    engine: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    longest: str,
+    reason: str,
+) -> None:
+    """The tutorial's program ends in one sentence where the engine refuses, or nothing can be trained."""
+    if status != 200:
+        refusal = httpx.Response(status, json={"error": {"message": "too hot"}})
+        monkeypatch.setattr(engine, "answer", lambda _: refusal)
+    with pytest.raises(SystemExit, match=f"^aborted: {reason}"):
+        _run(TUTORIAL, url, longest=longest)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,17 @@ def test_commands_are_right(block: object) -> None:
         )
         if program.rpartition("/")[2] == "tokentape":
             assert build_parser().parse_args(joined(arguments)).command == joined(arguments)[0]
+
+
+def test_extras_are_installed_from_a_clone() -> None:
+    """Pages and messages name extras that there are, as pip takes them in a clone: `.[torch]`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    code = [path for top in ("contracts", "driver", "services") for path in (ROOT / top).rglob("*.py")]
+    named = 0
+    for path in (*PAGES, *code):
+        text = path.read_text()
+        assert not re.search(r"tokentape\[", text), path
+        for extras in re.findall(r"""['"]\.\[([^\]]*)\]['"]""", text):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"]), (path, extras)
+            named += 1
+    assert named > 5

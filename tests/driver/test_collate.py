@@ -94,5 +94,5 @@ def test_no_samples() -> None:
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match=r"tokentape\[torch\]"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[torch\]' in a clone"):
         collate([A])

