@@ -1,4 +1,4 @@
-"""Replay rows: what they take in Redis."""
+"""Routing replay rows: what they take in Redis."""
 
 import asyncio
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def replay_bytes() -> Iterator[Measurement]:
 
 
 async def _stored(url: str, session: str) -> int:
-    """Bytes of all values that the session's replay rows take."""
+    """Bytes of all values that the session's routing replay rows take."""
     client = connect(url)
     key = keys.blobs(session)
     total = 0

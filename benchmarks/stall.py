@@ -40,7 +40,7 @@ def loop_stall() -> Iterator[Measurement]:
 
 
 def replay_stall() -> Iterator[Measurement]:
-    """How late does `GET /health` come while turns with 100 MB of replay rows are recorded?"""
+    """How late does `GET /health` come while turns with 100 MB of routing replay rows are recorded?"""
     options = ("--replay", "full", "--replay-layers", str(LAYERS))
     with system(*options) as running, httpx.Client(timeout=120.0, trust_env=False) as client:
         session = client.post(f"{running.url}/sessions").json()["session_id"]

@@ -39,7 +39,7 @@ def _memory(url: str, session: str) -> int:
 
 
 def reply_bytes() -> Iterator[Measurement]:
-    """How many bytes per token does a collect of 100 turns send, without replay rows?"""
+    """How many bytes per token does a collect of 100 turns send, without routing replay rows?"""
     with system() as running, httpx.Client(timeout=60.0, trust_env=False) as client:
         session = running.record(100, seed=1)
         for contract, limit in CONTRACT_LIMITS.items():

@@ -92,7 +92,7 @@ def _fail_over(setting: Setting) -> Outcome:
 
 
 def cluster_move(runs: int) -> Iterator[Measurement]:
-    """How long does a session with 100 MiB of replay rows take to move, and how long do others wait?"""
+    """How long does a session with 100 MiB of routing replay rows take to move, and others wait?"""
     with (
         tempfile.TemporaryDirectory() as directory,
         cluster(Path(directory), node_timeout_ms=NODE_TIMEOUT_MS) as nodes,

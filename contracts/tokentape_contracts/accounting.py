@@ -30,7 +30,7 @@ class Reason(StrEnum):
     AFTER_CUT = "after_cut"
     """They follow a turn that did not complete, with which the sample ends."""
     REPLAY_ROWS_MISSING = "replay_rows_missing"
-    """The engine sent no replay rows for the turn, although it had for the one before."""
+    """The engine sent no routing replay rows for the turn, although it had for the one before."""
     TRIMMED = "trimmed"
     """The prompt of the next turn did not keep them: a stop token for which the template writes another."""
 

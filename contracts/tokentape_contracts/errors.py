@@ -19,7 +19,7 @@
     │   ├── RequestTooLarge         413  the body is above its limit
     │   ├── HookFailed              422  a pick or finish hook raised, or broke its contract
     │   ├── PrefixBroken            422  a turn's prompt does not begin with its parent's tokens
-    │   └── ReplayBroken            422  the replay rows of a path do not meet
+    │   └── ReplayBroken            422  the routing replay rows of a path do not meet
     ├── RetryableError          nothing is wrong with the request: send it again later
     │   ├── TooManySessions         429  the tenant has as many open sessions as it may
     │   ├── AssemblyFailed          503  the worker's child process died

@@ -12,8 +12,8 @@ An event is a Redis stream entry of these fields:
     json   every other field that is not binary, one JSON object
     …      binary fields, raw little-endian: `suffix` int32[S], `output` int32[O], `logprobs` float64[O]
 
-Replay rows are too large for an entry that is read with every other: `turn.recorded` refers to them (`Blob`),
-and they lie beside the stream, in the hash `keys.blobs`, written in the same transaction.
+Routing replay rows are too large for an entry that is read with every other: `turn.recorded` refers to them
+(`Blob`), and they lie beside the stream, in the hash `keys.blobs`, written in the same transaction.
 
 Versions: only the newest is written. A reader lifts older ones with pure functions `v → v + 1` before it
 validates; an unknown type or a newer version is an error, never skipped (`EventUnsupported`), and so is a
@@ -49,7 +49,7 @@ _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySpec:
-    """How a session's engine is asked for one kind of replay rows.
+    """How a session's engine is asked for one kind of routing replay rows.
 
     Attributes:
         rows: `full`, every turn brings the rows of its whole prompt again; `incremental`, only those that the
@@ -66,7 +66,7 @@ class ReplaySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """One turn's replay rows of one kind: what the engine sent, and which of it is stored with this turn.
+    """One turn's routing replay rows of one kind: what the engine sent, and what is stored with this turn.
 
     The engine sent rows `start` to `start + rows - 1`, each of `layers` times `topk` numbers. Those that are
     not in `stored` equal the parent's rows at the same positions.
@@ -105,7 +105,7 @@ class SessionOpened:
         template: fingerprint of tokenizer and chat template.
         labels: the caller's own JSON object.
         pins: sampling parameters that win over the agent's.
-        replay: kind of replay rows → how the engine is asked for them; empty if it is not.
+        replay: kind of routing replay rows → how the engine is asked for them; empty if it is not.
         tenant: whose session it is; empty where the server asks for no credentials.
         opened_at: Unix seconds; the date that a chat template writes.
     """
@@ -147,7 +147,7 @@ class TurnRecorded:
         request: the rest of the request: sampling parameters, template arguments.
         reply: the rest of the engine's answer, without message and `meta_info`.
         meta: the engine's counters (`meta_info` without the tokens).
-        replay: kind of replay rows → what the engine sent of it.
+        replay: kind of routing replay rows → what the engine sent of it.
         requested_at: Unix seconds when the request came in; decoration, as order is seq.
         committed_at: Unix seconds when the turn was complete; decoration.
     """

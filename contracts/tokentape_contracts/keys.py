@@ -14,7 +14,7 @@ def events(session_id: str) -> str:
 
 
 def blobs(session_id: str) -> str:
-    """A hash: the replay rows of the session's turns. One key, so that they live and expire together."""
+    """A hash: the routing replay rows of the session's turns. One key, as they live and expire together."""
     return f"tt:{{{session_id}}}:blobs"
 
 

@@ -90,8 +90,8 @@ LOGPROB_MAX: Final = 0.01
 """The log-prob of a sampled token, which is 0 at the most, and may be off by a rounding; above it
 `engine_reply_invalid`."""
 REPLAY_BYTES: Final = 256 * MiB
-"""One replay payload of one turn, decoded (int32 as SGLang sends it); above it `engine_reply_invalid`, before
-anything is stored."""
+"""One routing replay payload of one turn, decoded (int32 as SGLang sends it); above it
+`engine_reply_invalid`, before anything is stored."""
 ENGINE_CONNECTIONS: Final = 2048
 """Connections of one API process to the engine, for chats, and as many for the catch-all; while all are busy,
 requests wait for one, which counts as time of the engine: `engine_timeout`."""
@@ -115,8 +115,8 @@ which it waits for a reply."""
 STORE_CONNECTIONS: Final = 1024
 """Connections of one process to Redis; while all are busy, commands wait for one up to `STORE_RETRY_S`."""
 STORE_VALUE_BYTES: Final = MiB // 4
-"""The longest single value written to Redis: longer replay rows and results are cut into parts, because a
-value of 100 MiB would stall the server for everybody."""
+"""The longest single value written to Redis: longer routing replay rows and results are cut into parts,
+because a value of 100 MiB would stall the server for everybody."""
 WORK_INLINE_BYTES: Final = MiB // 512
 """Work on a request up to the cost of tokenising so many bytes (well under 2 ms) is done on the event loop,
 other work in a thread."""

@@ -12,8 +12,8 @@ unknown tensors.
 
 Contract 2 takes `accumulated_token_ids` out of the JSON: if it equals the only sample's `tokens` it is not
 sent again, else it travels as the tensor `_accumulated_token_ids`, int64[T]. A sample's token ids travel as
-int32 if they fit, and replay rows, which are nearly all bytes of a mixture-of-experts sample, in the smallest
-of uint8, uint16 and int32 that holds them; the decoded values are the same.
+int32 if they fit, and routing replay rows, which are nearly all bytes of a mixture-of-experts sample, in the
+smallest of uint8, uint16 and int32 that holds them; the decoded values are the same.
 
 Neither side passes on what no rollout can have given (`_ensure_possible`): arrays of other lengths than the
 sample's, a negative id, a log-prob that is none.
@@ -42,7 +42,7 @@ ACCUMULATED: Final = "_accumulated_token_ids"
 
 _IDS: Final[tuple[np.dtype[Any], ...]] = tuple(map(np.dtype, ("<i4", "<i8")))
 _ROWS: Final[tuple[np.dtype[Any], ...]] = tuple(map(np.dtype, ("u1", "<u2", "<i4")))
-"""The dtypes of token ids and of replay rows in contract 2."""
+"""The dtypes of token ids and of routing replay rows in contract 2."""
 
 
 class Status(StrEnum):

@@ -32,8 +32,8 @@ class Verification:
         mean: the mean absolute difference, in nats.
         worst: the position in `sample.tokens` of the largest difference.
         routing_changed: the number of (row, layer) pairs in which the model's own router would have chosen
-            another set of experts than the recorded one, when it reads what the replayed layers below it
-            gave. None if no routing was replayed.
+            another set of experts than the recorded one, when it reads what the layers below it gave
+            with recorded routing. None if none was used.
         routing_total: the number of such pairs, T - 1 times the layers with a router, or None.
     """
 
@@ -54,8 +54,8 @@ def verify(
     token, a wrong temperature, or routing that is off by a row moves the log-probs by more. Lower precision
     has no such bound.
 
-    Recorded routing (`rollout_routed_experts`, for Qwen3-MoE of transformers 5) is replayed: the recorded
-    experts are used, weighted by the router's own probabilities as `norm_topk_prob` says.
+    Recorded routing (`rollout_routed_experts`, for Qwen3-MoE of transformers 5) makes each router choose the
+    recorded experts, weighted by its own probabilities as `norm_topk_prob` says.
 
     The pass runs in evaluation mode, without gradients, in the model's dtype and on its device; the softmax
     is in float32. The model is as before afterwards, also after an error; meanwhile no other thread may use
@@ -130,8 +130,8 @@ def _routing(experts: Any, model: "torch.nn.Module", *, rows: int) -> "dict[Any,
             depth = len(list(model.get_submodule(f"{before}layers").children()))
     if not routers:
         raise ValueError(
-            f"the sample has rollout_routed_experts, but {type(model).__name__} has no {_ROUTER} to replay "
-            "them in; replay_routing=False verifies without them"
+            f"the sample has rollout_routed_experts, but {type(model).__name__} has no {_ROUTER} to use "
+            "them; replay_routing=False verifies without them"
         )
     values = np.array(experts, np.int64)
     router = next(iter(routers.values()))

@@ -1,4 +1,4 @@
-"""Replay payloads of SGLang: what is asked for, what comes out, and what is refused."""
+"""Routing replay payloads of SGLang: what is asked for, what comes out, and what is refused."""
 
 import base64
 from collections.abc import AsyncIterator, Mapping
@@ -86,7 +86,7 @@ async def test_a_payload_that_was_not_sent(
 
 
 async def test_the_client_cannot_ask(upstream: SGLangEngine, engine: ScriptedEngine) -> None:
-    """What a client sends to get replay payloads is dropped, or overwritten by what the server wants."""
+    """What a client sends to get routing replay payloads is dropped, or overwritten by the server's."""
     asks = {"return_routed_experts": True, "return_indexer_topk": True, "routed_experts_start_len": 3}
     found = await generate(upstream, {}, **asks)
     assert asks.keys().isdisjoint(engine.bodies[0])

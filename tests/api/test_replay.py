@@ -1,4 +1,4 @@
-"""Recording replay rows: what is asked for, what is stored, and what the agent sees."""
+"""Recording routing replay rows: what is asked for, what is stored, and what the agent sees."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an API process counts: tokens and replay rows of turns, lookups of sessions, collects, the queue."""
+"""What an API process counts: tokens and routing replay rows of turns, lookups, collects, the queue."""
 
 import logging
 import math

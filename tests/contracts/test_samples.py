@@ -414,7 +414,7 @@ REPLAY_FIELDS = ("rollout_routed_experts", "rollout_indexer_topk")
 
 
 def _with_rows(**rows: np.ndarray) -> Sample:
-    """A sample of as many tokens as these replay rows need."""
+    """A sample of as many tokens as these routing replay rows need."""
     [count] = {len(array) for array in rows.values()}
     response = {"response_length": 1, "loss_mask": [1], "rollout_log_probs": [-0.5]}
     return sample(tokens=np.arange(count + 1), **response, **rows)

@@ -63,7 +63,15 @@ def test_extras_are_installed_from_a_clone() -> None:
     for path in (*PAGES, *code):
         text = path.read_text()
         assert not re.search(r"tokentape\[", text), path
-        for extras in re.findall(r"""['"]\.\[([^\]]*)\]['"]""", text):
+        for extras in re.findall(r"""['"]\.\[([\w,]*)\]['"]""", text):
             assert set(extras.split(",")) <= set(project["optional-dependencies"]), (path, extras)
             named += 1
     assert named > 5
+
+
+def test_replay_is_one_thing() -> None:
+    """`tokentape replay` does a replay; the engine's rows and payloads are those of routing replay."""
+    code = [path for top in ("contracts", "driver", "services") for path in (ROOT / top).rglob("*.py")]
+    alerts = ROOT / "deploy" / "kustomize" / "components" / "monitoring" / "alerts.yaml"
+    other = re.compile(r"(?<!routing )\breplay\s+(of experts|rows?\b|payloads?\b)", re.IGNORECASE)
+    assert [path for path in (*PAGES, *code, alerts) if other.search(path.read_text())] == []

@@ -208,7 +208,7 @@ async def test_what_was_changed_differs(
         await redis_client.xadd(events_key, event, id=event_id)
     code, output = await replay(system, sid(session), "--verify")
     assert (code, output.split()[0]) == (1, "DIFFERS")
-    assert "the events, their replay rows or" in output
+    assert "the events, their routing replay rows or" in output
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ async def test_a_session_with_replay_rows(
     elsewhere: EmbeddedValkey,
     tmp_path: Path,
 ) -> None:
-    """Replay rows, stored without their repeats, are in the file and give the same samples elsewhere."""
+    """Routing replay rows, stored without repeats, are in the file and give the same samples elsewhere."""
     engine.experts = (2, 3)
     running, url = await asyncio.to_thread(system.api, "--replay", "full", "--replay-layers", "2")
     try:

@@ -1,4 +1,4 @@
-"""Replay rows through real processes: a turn of a hundred megabytes, and a reply as large."""
+"""Routing replay rows through real processes: a turn of a hundred megabytes, and a reply as large."""
 
 import asyncio
 import json

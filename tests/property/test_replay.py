@@ -1,4 +1,4 @@
-"""Random forests with replay rows: what is assembled equals a naive recomputation from whole payloads.
+"""Random forests with routing replay rows: what is assembled equals a naive computation from whole payloads.
 
 The naive side keeps the full payload of every turn. The other side stores what the recorder stores.
 """

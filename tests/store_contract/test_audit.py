@@ -22,7 +22,7 @@ RETENTION_S = 5000
 
 
 async def recorded(store: Store, session_id: str, turns: int = 11) -> Recording:
-    """A sealed session with replay rows, as the store gives it."""
+    """A sealed session with routing replay rows, as the store gives it."""
     await store.open(session_id, opened(labels={"a": "ä"}))
     for seq in range(1, turns + 1):
         await store.append(session_id, seq, turn(replay={KIND: BLOB}), {KIND: DATA})

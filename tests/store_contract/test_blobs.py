@@ -1,4 +1,4 @@
-"""Replay rows beside the stream: with their event or not at all, and for as long as the session."""
+"""Routing replay rows beside the stream: with their event or not at all, and for as long as the session."""
 
 import asyncio
 import random
@@ -301,7 +301,7 @@ async def test_a_hash_that_is_gone_is_corrupt(
 async def test_without_blobs_there_is_no_hash(
     client: redis.asyncio.Redis, redis_store: RedisStore, session_id: str
 ) -> None:
-    """A session of a model without replay rows has one key."""
+    """A session of a model without routing replay rows has one key."""
     await redis_store.open(session_id, opened())
     await redis_store.append(session_id, 1, turn())
     await _append(redis_store, session_id, 2, routed_experts=b"")

@@ -38,7 +38,7 @@ def assembled(tail: str = "1-0") -> Fields:
 
 
 def recording(session_id: str = "s1", turns: int = 11) -> Recording:
-    """A sealed session with more than nine turns, replay rows and an audit."""
+    """A sealed session with more than nine turns, routing replay rows and an audit."""
     store = MemoryStore()
 
     async def record() -> Recording | None:

@@ -165,7 +165,7 @@ class Recorder:
     async def _blobs(
         self, session_id: str, parent: Turn | None, replay: Mapping[str, Rows]
     ) -> dict[str, tuple[Blob, bytes]]:
-        """What is stored of each kind of replay rows: those that are not the parent's again."""
+        """What is stored of each kind of routing replay rows: those that are not the parent's again."""
         blobs = {}
         for kind, rows in replay.items():
             wanted = [(turn.event, kind) for turn in sources(rows, parent, kind)]

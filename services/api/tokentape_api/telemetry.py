@@ -124,15 +124,15 @@ class Telemetry:
             kind=TOKENS,
         )
         self._replay_rows = meter.counters(
-            "tokentape_replay_rows_total", "Replay rows that the engine sent.", kind=KINDS
+            "tokentape_replay_rows_total", "Routing replay rows that the engine sent.", kind=KINDS
         )
         self._replay_stored = meter.counters(
             "tokentape_replay_stored_rows_total",
-            "Replay rows that were stored: not the parent's again.",
+            "Routing replay rows that were stored: not the parent's again.",
             kind=KINDS,
         )
         self._replay_bytes = meter.counters(
-            "tokentape_replay_stored_bytes_total", "Bytes of the stored replay rows.", kind=KINDS
+            "tokentape_replay_stored_bytes_total", "Bytes of the stored routing replay rows.", kind=KINDS
         )
         self._replay_missing = meter.counters(
             "tokentape_replay_missing_total",
@@ -210,7 +210,7 @@ class Telemetry:
             self._roots[at.root].inc()
 
     def replayed(self, kind: str, stored: tuple[Blob, bytes] | None) -> None:
-        """Counts a replay payload that a recorded turn asked for; None if it did not come."""
+        """Counts a routing replay payload that a recorded turn asked for; None if it did not come."""
         if stored is None:
             self._replay_missing[kind].inc()
             return

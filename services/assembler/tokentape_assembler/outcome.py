@@ -62,8 +62,8 @@ async def outcome_of(
 ) -> Assembled:
     """The outcome of a job. Equal for equal events up to the tail but for `timing_ms` (INV-9).
 
-    `timing_ms`: `fold` with the reading of stream and replay rows, `assemble`, `encode`; the stages before a
-    refusal.
+    `timing_ms`: `fold` with the reading of stream and routing replay rows, `assemble`, `encode`; the stages
+    before a refusal.
 
     Raises:
         StoreUnavailable: the events cannot be read. Like every other exception it is not an outcome.

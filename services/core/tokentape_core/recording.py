@@ -4,7 +4,7 @@ A file is a safetensors container. Each tensor is uint8[n], the bytes of one val
 
     <session id>/events/<entry id>/<place>/<field>   a field of a stream entry; `place` counts them from 0
     <session id>/audit/<entry id>/<place>/<field>    the same of the audit stream
-    <session id>/blobs/<field>                       a field of the hash of replay rows
+    <session id>/blobs/<field>                       a field of the hash of routing replay rows
 
 Fields are written as Latin-1, which has a character for every byte. `__metadata__` has one key, `tokentape`,
 a JSON object: `format`, the version of all this, and `sha256`, the digest over all tensors in the order of
@@ -50,7 +50,7 @@ class Recording:
     Attributes:
         session_id: the session.
         events: its stream.
-        blobs: field → bytes, of the hash of its replay rows.
+        blobs: field → bytes, of the hash of its routing replay rows.
         audit: its audit stream.
     """
 
@@ -60,7 +60,7 @@ class Recording:
     audit: list[RawEntry] = field(default_factory=list)
 
     def contains(self, other: "Recording") -> bool:
-        """Whether the events are the same, and no replay rows and no audit entry of the other are missing."""
+        """Whether the events are the same, and the other's routing replay rows and audit entries are here."""
         return (
             self.events == other.events
             and other.blobs.items() <= self.blobs.items()
@@ -94,10 +94,12 @@ def ensure_whole(recording: Recording) -> SessionState:
         _ensure_possible(turn, where)
         for kind in turn.event.replay:
             if gone := [name for name in part_names(turn.event, kind) if name not in recording.blobs]:
-                raise RecordingError(f"{where}: replay rows of turn {turn.seq} are missing: {gone[0]}")
+                raise RecordingError(
+                    f"{where}: routing replay rows of turn {turn.seq} are missing: {gone[0]}"
+                )
     if long := [name for name, data in recording.blobs.items() if len(data) > limits.STORE_VALUE_BYTES]:
         raise RecordingError(
-            f"{where}: the part {long[0]} of replay rows is above {limits.STORE_VALUE_BYTES} B"
+            f"{where}: the part {long[0]} of routing replay rows is above {limits.STORE_VALUE_BYTES} B"
         )
     return state
 

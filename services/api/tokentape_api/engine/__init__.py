@@ -36,7 +36,7 @@ def connect_engine(
 
 
 def wanted(settings: ApiSettings) -> dict[str, Wanted]:
-    """The replay payloads that turns ask for, each from its first row on."""
+    """The routing replay payloads that turns ask for, each from its first row on."""
     kinds = {}
     if settings.replay != "off":
         kinds["routed_experts"] = Wanted(layers=settings.replay_layers)

@@ -40,7 +40,7 @@ class Problem(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sent:
-    """What an answer is an answer to: the prompt, int32[P], and the replay payloads that were asked for."""
+    """What an answer is an answer to: the prompt, int32[P], and the routing replay payloads asked for."""
 
     prompt: Ids
     replay: Mapping[str, Wanted]
@@ -50,7 +50,7 @@ class Answer(ABC):
     """A 200 answer.
 
     Attributes:
-        body: the engine's JSON without the replay payloads.
+        body: the engine's JSON without the routing replay payloads.
         choice: its one choice.
 
     Raises:
@@ -58,7 +58,7 @@ class Answer(ABC):
     """
 
     new_values: ClassVar[NewValues]
-    """Makes what reads this engine's replay payloads."""
+    """Makes what reads this engine's routing replay payloads."""
     not_kept: ClassVar[frozenset[str]]
     """Parts of a choice that the event holds elsewhere, or that follow from its tokens."""
 
@@ -167,7 +167,7 @@ class Answer(ABC):
 
     @abstractmethod
     def places(self) -> Iterator[dict[str, Any]]:
-        """The objects in which a replay payload may stand, the likeliest first."""
+        """The objects in which a routing replay payload may stand, the likeliest first."""
 
     def logprobs(self) -> Floats:
         """float64[O], the log-probs of the sampled tokens: finite, and none above `limits.LOGPROB_MAX`."""

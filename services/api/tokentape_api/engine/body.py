@@ -1,4 +1,4 @@
-"""An engine's answer, taken apart while it comes in: large replay payloads on one side, JSON on the other.
+"""An engine's answer, taken apart while it comes in: routing replay payloads on one side, JSON on the other.
 
 An answer may be half a gigabyte of JSON of which all but some kilobytes are one base64 string. Parsing that
 in one go would stop the event loop for seconds. So the bytes are searched for the payloads' keys as they

@@ -1,4 +1,4 @@
-"""Replay payloads: base64 text is decoded while it comes in, and its integers are kept as small as they fit.
+"""Routing replay payloads: base64 text is decoded while it comes in, its integers kept as small as they fit.
 
 A payload may be hundreds of megabytes long, and it is decoded on the event loop, between two chunks of the
 answer. So every step works on at most `BLOCK` characters, which takes well under a millisecond, and the text

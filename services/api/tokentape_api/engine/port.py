@@ -11,7 +11,7 @@ from tokentape_core.domain.decide import Generation
 from tokentape_core.domain.replay import Rows
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-"""No replay payloads."""
+"""No routing replay payloads."""
 
 
 class EngineRefusal(Exception):
@@ -36,7 +36,7 @@ class Generated:
 
     Attributes:
         generation: what is recorded.
-        answer: the engine's JSON without the replay payloads.
+        answer: the engine's JSON without the routing replay payloads.
         written: the same as bytes, for the client.
         replay: kind → rows, of the wanted payloads that the engine sent.
     """
@@ -49,7 +49,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A replay payload that is asked for.
+    """A routing replay payload that is asked for.
 
     Attributes:
         start: position of the first row.

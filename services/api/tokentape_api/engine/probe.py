@@ -113,7 +113,7 @@ class Probe:
             except EngineRefusal as refusal:
                 if not self._replay:
                     raise
-                # Perhaps it only refuses to send replay payloads: all else can still be looked at.
+                # Perhaps it only refuses to send routing replay payloads: all else can still be looked at.
                 refused = _said(refusal)
                 answer = await self._generate(NOTHING)
         except (EngineRefusal, TokentapeError) as error:

@@ -1,7 +1,7 @@
 """SGLang's OpenAI-style chat endpoint, token-in and token-out (facts of SGLang 0.5.23).
 
 The request carries `input_ids` beside `messages`; the answer's `choices[0].meta_info` carries the sampled ids
-with their log-probs, and the replay payloads: base64 of int32 without a header.
+with their log-probs, and the routing replay payloads: base64 of int32 without a header.
 """
 
 from collections.abc import Iterator, Mapping

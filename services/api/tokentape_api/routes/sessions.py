@@ -66,7 +66,7 @@ def _altered_answer(wanted: OpenRequest, settings: ApiSettings) -> str:
 
 
 def _replay(settings: ApiSettings) -> dict[str, ReplaySpec]:
-    """Which replay rows the session's turns ask for. The indexer's always come whole."""
+    """Which routing replay rows the session's turns ask for. The indexer's always come whole."""
     specs = {}
     if settings.replay != "off":
         specs["routed_experts"] = ReplaySpec(

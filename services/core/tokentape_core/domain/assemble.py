@@ -77,7 +77,7 @@ def assemble(
         metadata: the agent's own, for the finish hook; a linear session's is applied by the driver.
         session_id: for the samples' metadata.
         compare: compares a path's tokens with the chat template's rendering.
-        stored: the bytes of the replay rows of `replay_turns`.
+        stored: the bytes of the routing replay rows of `replay_turns`.
 
     Raises:
         PrefixBroken: a turn's prompt does not begin with its parent's tokens.
@@ -119,7 +119,7 @@ def expected_accounting(state: SessionState) -> Accounting | None:
 
 
 def replay_turns(state: SessionState) -> list[Turn]:
-    """The turns whose replay rows an assembly may need."""
+    """The turns whose routing replay rows an assembly may need."""
     if state.opened.mode == "tree":
         turns: Sequence[Turn] = state.turns
     else:

@@ -74,7 +74,7 @@ def record_turn(
         keep: how many of the parent's tokens the prompt reused.
         suffix: int32[S], the prompt's other tokens.
         vocabulary: ids below this are the tokenizer's.
-        replay: what is stored of the engine's replay rows.
+        replay: what is stored of the engine's routing replay rows.
 
     Raises:
         PrefixBroken: the prompt would drop more of the parent's tokens than the family allows (INV-2).

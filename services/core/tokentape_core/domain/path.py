@@ -6,8 +6,8 @@ Three passes over the turns of a path plan the sample:
    that the template renders again) is taken from that output, so that no token counts twice.
 2. *Truncate*, turn by turn and before merging: the first turn above `max_seq_len` loses output from its end;
    if its prompt alone does not fit it is dropped; later turns are dropped.
-3. *Merge* while the turn before is `completed` and no turn lacks replay rows that the one before had. Tokens
-   between two outputs came from the environment: loss mask 0, log-prob 0.0.
+3. *Merge* while the turn before is `completed` and no turn lacks routing replay rows that the one before had.
+   Tokens between two outputs came from the environment: loss mask 0, log-prob 0.0.
 
 Shapes: `T` tokens of the sample, `R` tokens of its response.
 """
@@ -124,7 +124,7 @@ def path_sample(plan: PathPlan, opened: SessionOpened, decode: Decode, stored: S
 
     Args:
         opened: how the session was opened.
-        stored: the bytes of the path's replay rows.
+        stored: the bytes of the path's routing replay rows.
 
     Raises:
         StreamCorrupt: the events hold an id or a log-prob that no recorder writes.
@@ -183,7 +183,7 @@ def _truncate(pieces: Sequence[Piece], max_seq_len: int) -> list[Piece]:
 
 
 def _mergeable(pieces: Sequence[Piece], replay: Mapping[str, ReplaySpec]) -> tuple[list[Piece], Reason]:
-    """The pieces up to the first that did not complete, or before the first that lost its replay rows.
+    """The pieces up to the first that did not complete, or before the first without its routing replay rows.
 
     And why the others are not among them.
     """

@@ -1,4 +1,4 @@
-"""Replay rows: which experts (or index entries) the engine chose for each token, stored once.
+"""Routing replay rows: which experts (or index entries) the engine chose for each token, stored once.
 
 Row `t` is what the engine chose while it read token `t`. The last token of a turn was sampled and not read,
 so a turn of `T` tokens has `T - 1` rows; the next turn's engine call reads that token and brings its row.
@@ -22,7 +22,7 @@ from tokentape_contracts.events import Blob, ReplaySpec
 from tokentape_core.domain.state import Turn
 
 KINDS: Final = ("routed_experts", "indexer_topk")
-"""The replay payloads that an engine may send; `rollout_<kind>` is the sample's field."""
+"""The routing replay payloads that an engine may send; `rollout_<kind>` is the sample's field."""
 
 Stored = Mapping[tuple[str, str], bytes]
 """`(event id, kind)` → the stored bytes of a turn's blob."""

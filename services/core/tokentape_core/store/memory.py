@@ -84,7 +84,7 @@ class MemoryStore:
                 for event, kind in wanted
             }
         except KeyError as error:
-            raise StreamCorrupt(f"the replay rows {error} are gone") from None
+            raise StreamCorrupt(f"the routing replay rows {error} are gone") from None
 
     async def tail(self, session_id: str) -> str | None:
         return next(reversed(self._streams.get(session_id, {})), None)

@@ -39,7 +39,7 @@ class Store(Protocol):
     async def append(
         self, session_id: str, seq: int, event: TurnRecorded, blobs: Mapping[str, bytes] = NO_BLOBS
     ) -> None:
-        """Appends turn number `seq`, and with it the bytes of its replay rows: both or nothing.
+        """Appends turn number `seq`, and with it the bytes of its routing replay rows: both or nothing.
 
         Args:
             blobs: kind → bytes, for each kind of `event.replay`.
@@ -65,7 +65,7 @@ class Store(Protocol):
     async def read_blobs(
         self, session_id: str, wanted: Sequence[tuple[TurnRecorded, str]]
     ) -> dict[tuple[str, str], bytes]:
-        """`(event id, kind)` → bytes, of the replay rows of these events and kinds.
+        """`(event id, kind)` → bytes, of the routing replay rows of these events and kinds.
 
         Raises:
             StreamCorrupt: bytes that an event refers to are gone.

@@ -195,7 +195,7 @@ class RedisStore:
                 values = await self._client.hmget(key, some)  # type: ignore[misc]
                 found.update(zip(some, values, strict=True))
         if gone := sorted(name for name, data in found.items() if data is None):
-            raise StreamCorrupt(f"replay rows are gone: {gone[0]}, and {len(gone) - 1} others")
+            raise StreamCorrupt(f"routing replay rows are gone: {gone[0]}, and {len(gone) - 1} others")
         return {blob: b"".join(found[name] or b"" for name in parts) for blob, parts in names.items()}
 
     async def tail(self, session_id: str) -> str | None:
