@@ -1,5 +1,6 @@
 """What holds for every page: links lead somewhere, names exist, commands are ones that there are."""
 
+import html
 import re
 import shlex
 import tomllib
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import DOCS, PAGES, ROOT, anchors, blocks, links, name_of
+from tests.docs.markdown import DOCS, PAGES, ROOT, anchors, blocks, links, name_of, rows
+from tokentape_cli.demo.show import legend
 from tokentape_cli.main import build_parser, joined
+from tokentape_contracts.http import MODES
 
 COMMANDS = [block for page in PAGES for block in blocks(page, "sh")]
 
@@ -75,3 +78,34 @@ def test_replay_is_one_thing() -> None:
     alerts = ROOT / "deploy" / "kustomize" / "components" / "monitoring" / "alerts.yaml"
     other = re.compile(r"(?<!routing )\breplay\s+(of experts|rows?\b|payloads?\b)", re.IGNORECASE)
     assert [path for path in (*PAGES, *code, alerts) if other.search(path.read_text())] == []
+
+
+def test_the_glossary_explains_the_words() -> None:
+    """It is sorted, and has each word that a newcomer asked for, and those of modes, hooks and events."""
+    words = rows((DOCS / "reference" / "glossary.md").read_text())[1:]
+    assert words == sorted(words)
+    asked = {"leaf", "pin", "family", "seal", "head", "altered answer", "left out", "turn", "trajectory"}
+    assert {*asked, "sample", "routing replay", "replay", "matcher", *MODES} <= set(words)
+    for page in (ROOT / "README.md", DOCS / "README.md"):
+        assert any(link.endswith("reference/glossary.md") for link in links(page)), page
+
+
+def test_the_readme_begins_with_the_demo() -> None:
+    """First the demo with a picture of what it prints, then the reader's model, then the reader's trainer."""
+    text = (ROOT / "README.md").read_text()
+    found = [
+        text.index(part) for part in ("make demo", "](docs/demo.svg)", "## Your model", "## Your trainer")
+    ]
+    assert found == sorted(found)
+
+
+def test_the_picture_is_of_the_demo() -> None:
+    """docs/demo.svg holds lines that the demo prints, and loads nothing from elsewhere."""
+    svg = html.unescape((DOCS / "demo.svg").read_text()).replace("\xa0", " ")
+    for line in (
+        legend(False).partition(",")[0].strip("«»"),
+        "starting the reference engine",
+        "samples verified",
+    ):
+        assert line in svg
+    assert not re.search(r"@import|@font-face|(href|src)=\"?http", svg)
