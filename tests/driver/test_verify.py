@@ -308,7 +308,7 @@ def test_routers_that_are_not_called(played: RolloutSample) -> None:
 
 
 def test_routing_without_routers(dense: Any, played: RolloutSample) -> None:
-    """Routing that the model cannot replay is refused, unless it is left out on purpose."""
+    """Routing that the model cannot use is refused, unless it is left out on purpose."""
     with pytest.raises(ValueError, match="Qwen3ForCausalLM has no Qwen3MoeTopKRouter"):
         verify(played, dense)
     assert verify(played, dense, replay_routing=False).largest > TOLERANCE
