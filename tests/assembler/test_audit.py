@@ -22,7 +22,7 @@ from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.loading import LoadError
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.errors import TokenizerError
-from tokentape_core.text.load import TextSettings
+from tokentape_core.text.settings import TextSettings
 
 
 def _text(ids: object) -> str:

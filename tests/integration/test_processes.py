@@ -1,6 +1,7 @@
 """The command's processes: how they start, fail and stop."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,8 +38,11 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
         (("config", "--family", "none"), "--family must be one of"),
         (("config", "--port", "x"), "--port 'x'"),
         (("config", "--workers", "0"), "at least 1"),
-        (("config", "--chat-template", "/no/such.jinja"), "there is no file"),
-        (("config", "--retention-s", "21599"), "--retention-s '21599': must be from 21600 to 2592000"),
+        (("config", "--chat-template", "/no/such.jinja"), "there is no such file"),
+        (
+            ("config", "--retention-s", "21599"),
+            "--retention-s '21599': must be a whole number from 21600 to 2592000",
+        ),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], mention: str) -> None:
@@ -171,7 +175,7 @@ def test_up_runs_everything_and_one_interrupt_stops_it(system: Fleet) -> None:
         *("--family", "qwen3", "--port", str(port)),
     )
     url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: "ready at" in up.output(), up)
+    wait_until(lambda: "tokentape up: ready at" in up.output(), up)
     wait_for(f"{url}/ready", up)
     opened = httpx.post(f"{url}/sessions", trust_env=False).json()["session_id"]
     chat = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -187,13 +191,54 @@ def test_up_runs_everything_and_one_interrupt_stops_it(system: Fleet) -> None:
 
 @pytest.mark.slow
 def test_up_says_which_process_failed(system: Fleet, tmp_path: Path) -> None:
-    """If a part cannot start, `up` ends with exit code 1 and names it."""
+    """If a part cannot start, `up` names it, and ends with its exit code; the part says why in a sentence."""
     up = system.tokentape(
         *("up", "--engine-url", system.engine_url, "--tokenizer", str(tmp_path / "none")),
         *("--port", str(free_port())),
     )
-    assert up.process.wait(60) == 1
-    assert "process ended with exit code" in up.output()
+    assert up.process.wait(60) == 2
+    assert "process ended with exit code 2; its message is above" in up.output()
+    assert f"no tokenizer at {tmp_path / 'none'}" in up.output()
+    assert "Traceback" not in up.output()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            ("--archive-url", "nosuch://x"),
+            "tokentape assembler: the assembler cannot start: archive-url cannot",
+        ),
+        (("--pick-hook", "no.such.hook"), "tokentape assembler: the assembler cannot start: "),
+        (("--tokenizer", "/nowhere"), "no tokenizer at /nowhere: there is no such directory"),
+        (("--metrics-port", "1", "--host", "203.0.113.7"), "tokentape assembler: --host 203.0.113.7"),
+    ],
+)
+def test_a_worker_that_cannot_start(system: Fleet, more: tuple[str, ...], told: str) -> None:
+    """It says so in a sentence and ends with 2, like the API."""
+    worker = system.tokentape(
+        *("assembler", "--tokenizer", str(system.tokenizer), "--redis-url", system.redis_url), *more
+    )
+    assert worker.process.wait(60) == 2
+    said = worker.output()
+    assert told in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_up_waits_for_the_engine_and_says_so(system: Fleet) -> None:
+    """Ready are API, worker and engine; until then it says what it waits for, and Ctrl-C ends that too."""
+    engine_port = free_port()
+    up = system.tokentape(
+        *("up", "--engine-url", f"http://127.0.0.1:{engine_port}", "--tokenizer", str(system.tokenizer)),
+        *("--family", system.family, "--port", str(free_port())),
+    )
+    wait_until(lambda: f"waiting for the engine at http://127.0.0.1:{engine_port}, whose" in up.output(), up)
+    assert "tokentape up: ready" not in up.output()
+    assert re.search(r"a bundled Valkey server, until it stops: redis://:\S+@127\.0\.0\.1:\d+/0", up.output())
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(30) == 0
+    assert "tokentape up: ready" not in up.output()
 
 
 def _children(pid: int) -> list[int]:

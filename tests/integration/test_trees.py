@@ -93,7 +93,7 @@ def test_bad_hooks_refuse_the_start(
     running = system.tokentape(
         *("assembler", "--tokenizer", str(system.tokenizer), "--redis-url", system.redis_url, option, path)
     )
-    assert running.process.wait(60) == 1
+    assert running.process.wait(60) == 2
     assert path in running.output()
     assert mention in running.output()
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tokentape_core.text import ChatRenderer, Tokenizer, get_family
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, full_qwen3_tokenizer, small_tokenizer
 
 

@@ -8,7 +8,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from tokentape_core.text import ChatRenderer, Tokenizer, get_family
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 _DEEPSEEK = (

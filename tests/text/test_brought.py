@@ -12,8 +12,8 @@ import pytest
 
 from tests.text.models import small_renderer
 from tests.text.test_incremental import PROOFS, STAND_IN_PROOFS, TOOLS, Message, Proof
-from tokentape_core.text import NotAppendable
 from tokentape_core.text.check import Outcome, check_boundaries
+from tokentape_core.text.errors import NotAppendable
 
 
 def _user(content: str) -> Message:

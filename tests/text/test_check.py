@@ -10,8 +10,8 @@ import pytest
 
 from tests.text.models import small_hf, small_renderer
 from tokentape_cli.main import main
-from tokentape_core.text import ChatRenderer
 from tokentape_core.text.check import BoundaryCheck, Outcome, check_boundaries, is_append_only
+from tokentape_core.text.render import ChatRenderer
 
 NOT_OK = ("differs", "refused", "unsupported")
 

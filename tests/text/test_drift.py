@@ -10,7 +10,8 @@ import json
 import numpy as np
 import pytest
 
-from tokentape_core.text import ChatRenderer, Tokenizer
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 
 END = 151_645
 NEWLINE = 198

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.docs.markdown import DOCS
-from tokentape_core.text import FAMILIES, Family
+from tokentape_core.text.families import FAMILIES, Family
 
 PAGE = DOCS / "reference" / "families.md"
 

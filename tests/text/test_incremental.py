@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from tests.text.models import small_hf, small_renderer
-from tokentape_core.text import FAMILIES, ChatRenderer, NotAppendable, Prompt, RenderError
+from tokentape_core.text.errors import NotAppendable, RenderError
+from tokentape_core.text.families import FAMILIES
 from tokentape_core.text.messages import template_messages
+from tokentape_core.text.render import ChatRenderer, Prompt
 
 Ids = npt.NDArray[np.int32]
 Message = dict[str, Any]

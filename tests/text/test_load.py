@@ -14,8 +14,11 @@ from tokenizers import AddedToken
 from tests.text.models import small_hf
 from tests.text.test_brought import FOLLOWING, HISTORIES
 from tests.text.test_incremental import TOOLS
-from tokentape_core.text import ChatRenderer, NotAppendable, Tokenizer, TokenizerError
-from tokentape_core.text.load import TextSettings, load_renderer, load_tokenizer, renderer_of
+from tokentape_core.text.errors import NotAppendable, TokenizerError
+from tokentape_core.text.load import load_renderer, load_tokenizer, renderer_of
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.settings import TextSettings
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 GEMMA_4 = ("gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5")

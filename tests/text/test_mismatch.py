@@ -10,9 +10,11 @@ import pytest
 from tokenizers import AddedToken
 
 from tests.text.models import small_renderer
-from tokentape_core.text import ChatRenderer, Tokenizer, get_family
 from tokentape_core.text.errors import RenderError
+from tokentape_core.text.families import get_family
 from tokentape_core.text.mismatch import MAX_MISMATCHES, MAX_TEXT_CHARS, find_mismatches
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import small_tokenizer
 
 Message = dict[str, Any]

@@ -12,17 +12,11 @@ import numpy as np
 import pytest
 
 from tests.text.models import small_hf, small_renderer
-from tokentape_core.text import (
-    FAMILIES,
-    ChatRenderer,
-    NotAppendable,
-    RenderError,
-    Tokenizer,
-    TokenizerError,
-    UnknownFamilyError,
-    get_family,
-)
+from tokentape_core.text.errors import NotAppendable, RenderError, TokenizerError, UnknownFamilyError
+from tokentape_core.text.families import FAMILIES, get_family
 from tokentape_core.text.messages import template_messages
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.text.models import SENTENCEPIECE, sentencepiece
-from tokentape_core.text import ChatRenderer, Tokenizer, get_family
+from tokentape_core.text.families import get_family
 from tokentape_core.text.mismatch import find_mismatches
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Find the cat"}
 ANSWER = {"role": "assistant", "content": "Yes the  cat sat"}

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, processors
 from transformers import PreTrainedTokenizerFast
 
-from tokentape_core.text import Tokenizer, TokenizerError
+from tokentape_core.text.errors import TokenizerError
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_engine.tokenizer import chat_template, small_tokenizer
 
 BYTES = st.integers(0, 255)  # the first ids are the single bytes

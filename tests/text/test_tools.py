@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from tests.text.models import small_hf
-from tokentape_core.text import ChatRenderer, RenderError, Tokenizer, get_family
+from tokentape_core.text.errors import RenderError
+from tokentape_core.text.families import get_family
+from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.tools import TOOLS_FORMS, tools_in_form
 
 PARAMETERS = {"type": "object", "properties": {"q": {"type": "string"}}}

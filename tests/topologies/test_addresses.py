@@ -46,7 +46,7 @@ def test_an_address_is_taken_apart(
     ("text", "reason"),
     [
         (f"http://u:{SECRET}@h", "must begin with one of redis://"),
-        ("redis://", "nothing stands behind"),
+        ("redis://", "it must go on after"),
         (f"redis://u:{SECRET}/x@h:1", "port is no number"),
         (f"redis+cluster://u:{SECRET}@h1:1,h2:x", "port is no number"),
         ("redis+cluster://h1:1,,h2:2", "host is missing"),

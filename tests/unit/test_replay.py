@@ -1,4 +1,4 @@
-"""Replay rows: what is asked for, what is stored, what is restored, and what a sample gets."""
+"""Routing replay rows: what is asked for, what is stored, what is restored, and what a sample gets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

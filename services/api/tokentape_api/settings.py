@@ -8,7 +8,7 @@ from typing import Any, Final
 from tokentape_contracts import limits
 from tokentape_contracts.http import ALTERED_ANSWER, pins_refusal
 from tokentape_core.addresses import queue_url
-from tokentape_core.text.load import TextSettings, ensure_choices
+from tokentape_core.text.settings import TextSettings, ensure_choices
 
 ENGINES: Final = ("sglang", "vllm")
 REPLAY: Final = ("off", "full", "incremental")

@@ -43,8 +43,8 @@ from tokentape_contracts.jobs import AssembleJob
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
 from tokentape_core.store import RedisStore, connect, redis_errors
-from tokentape_core.text.load import TextSettings
 from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.settings import TextSettings
 from tokentape_core.text.without_torch import without_torch
 
 _DETAIL_CHARS: Final = 2_000

@@ -10,9 +10,9 @@ from typing import Final
 import orjson
 import uvloop
 
-from tokentape_assembler.archive import Archive, ArchiveError, Archiver
+from tokentape_assembler.archive import Archive, Archiver
 from tokentape_assembler.endpoint import Endpoint
-from tokentape_assembler.executor import ChildDied, ExecutorPool
+from tokentape_assembler.executor import ExecutorPool
 from tokentape_assembler.job import JobRunner
 from tokentape_assembler.settings import AssemblerSettings
 from tokentape_assembler.telemetry import Telemetry
@@ -31,15 +31,14 @@ def run(settings: AssemblerSettings) -> int:
     """Runs a worker until SIGTERM or SIGINT; then it takes no more jobs, finishes the running ones and ends.
 
     Returns:
-        The process's exit code: 0, or 1 if the worker could not start; the reason is logged.
+        The process's exit code: 0.
+
+    Raises:
+        ArchiveError, ChildDied, ValueError: as `serve`.
     """
     # arq logs a line with the arguments for every job; ours has what matters and no payload.
     logging.getLogger("arq").setLevel(logging.WARNING)
-    try:
-        uvloop.run(_serve_until_signal(settings))
-    except (ArchiveError, ChildDied, ValueError) as error:
-        log.critical("the assembler cannot start: %s", error)
-        return 1
+    uvloop.run(_serve_until_signal(settings))
     return 0
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tokentape_core.addresses import queue_url
-from tokentape_core.text.load import TextSettings
+from tokentape_core.text.settings import TextSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

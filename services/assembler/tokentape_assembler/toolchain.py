@@ -9,8 +9,9 @@ from tokentape_contracts.audit import AssembledBy
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.tree import DEFAULT_HOOKS, PICKS, Hooks
 from tokentape_core.loading import load_function
-from tokentape_core.text.load import TextSettings, load_tokenizer, renderer_of
+from tokentape_core.text.load import load_tokenizer, renderer_of
 from tokentape_core.text.render import ChatRenderer
+from tokentape_core.text.settings import TextSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tokentape_cli import options
+from tokentape_cli.arguments import REPLAY_OPTIONS
 from tokentape_cli.options import UsageError
 from tokentape_contracts import audit, jobs, keys
 from tokentape_contracts.audit import AssembledBy, SamplesAssembled
@@ -20,32 +21,12 @@ from tokentape_contracts.samples import SUPPORTED_CONTRACTS, decode_samples
 from tokentape_core.domain.state import turn_id
 from tokentape_core.recording import Recording, RecordingError, load
 from tokentape_core.store import MemoryStore, RedisStore, connect, redis_errors
-from tokentape_core.text.load import TextSettings
+from tokentape_core.text.settings import TextSettings
 
 if TYPE_CHECKING:
     import redis.asyncio
 
     from tokentape_assembler.toolchain import Toolchain
-
-OPTIONS: Final = ("redis-url", *options.TEXT, "pick-hook", "finish-hook")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to replay, and the options of the assembler that a payload depends on."""
-    parser.add_argument(
-        "session",
-        metavar="SESSION_OR_FILE",
-        help="a session's id, or a file that `export` or an archive wrote",
-    )
-    parser.add_argument(
-        "--at", type=int, metavar="SEQ", help="as of this turn, 0 for none yet; without it, the last one"
-    )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="assemble anew all that was delivered, each with its own parameters, and compare the digests",
-    )
-    options.add_options(parser, OPTIONS)
 
 
 def replay(arguments: argparse.Namespace) -> int:
@@ -54,7 +35,7 @@ def replay(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: nothing can be compared: no such session or turn, no tokenizer, a damaged file, no Redis.
     """
-    settings = options.resolve(arguments, OPTIONS)
+    settings = options.resolve(arguments, REPLAY_OPTIONS)
     options.required(settings, "tokenizer")
     text = options.text_settings(settings)
     hooks = options.values(settings, ("pick-hook", "finish-hook"))
@@ -240,8 +221,8 @@ def _causes(entry: SamplesAssembled, found: Mapping[str, str], now: AssembledBy)
         if before != after
     ]
     yield from causes or (
-        "Tokenizer, template, names of hooks and version are the same: the events, their replay rows or the",
-        "audit entry were changed, or a hook was, or it does not always give the same.",
+        "Tokenizer, template, names of hooks and version are the same: the events, their routing replay rows",
+        "or the audit entry were changed, or a hook was, or it does not always give the same.",
     )
 
 

@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from tokentape_api.settings import ApiSettings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options, as the API has them."""
-    options.add_options(parser, options.ENGINE)
-
-
 def check(arguments: argparse.Namespace) -> int:
     """Prints a line for each thing that the recording needs, and the verdict; 0 if all are there, 1 if not.
 

@@ -18,11 +18,6 @@ _DOES: Final = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options, as the API has them."""
-    options.add_options(parser, options.TEXT)
-
-
 def check(arguments: argparse.Namespace) -> int:
     """Prints a line for each boundary and the verdict; 0 if the template is append-only, 1 if not.
 
@@ -35,8 +30,8 @@ def check(arguments: argparse.Namespace) -> int:
     from tokentape_core.text.without_torch import without_torch
 
     without_torch()
-    from tokentape_core.text import TokenizerError
     from tokentape_core.text.check import check_boundaries, is_append_only
+    from tokentape_core.text.errors import TokenizerError
     from tokentape_core.text.load import load_renderer
 
     try:

@@ -2,12 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from tokentape_cli import options
-from tokentape_cli.options import UsageError
+from tokentape_cli import arguments, options
+from tokentape_cli.options import Setting, UsageError
+from tokentape_cli.processes import ensure_free
 from tokentape_core import logs
+from tokentape_engine import options as engine_options
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -20,42 +25,55 @@ EPILOG: Final = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit code is 0 for success, 1 for a failure, 2 for wrong usage."""
     parser = build_parser()
-    parsed = parser.parse_args(joined(sys.argv[1:] if arguments is None else arguments))
+    parsed = parser.parse_args(joined(sys.argv[1:] if given is None else given))
     logs.configure()
+    command = _COMMANDS[parsed.command]
     try:
-        run: Run = parsed.run
-        return run(parsed)
+        return command.run(parsed)
     except UsageError as error:
-        print(f"tokentape {parsed.command}: {error}", file=sys.stderr)
-        return 2
+        reason = str(error)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package.startswith("tokentape"):
+            raise
+        reason = f"{package} is not installed: pip install '.[{command.extra}]' in a clone of Tokentape"
+    print(f"tokentape {parsed.command}: {reason}", file=sys.stderr)
+    return 2
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; also read by the test that compares it with the docs."""
     parser = argparse.ArgumentParser(prog="tokentape", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"tokentape {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (add, run, text) in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        add(command)
-        command.set_defaults(run=run)
+    for name, command in _COMMANDS.items():
+        text = command.text
+        command.add(commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + "."))
     return parser
 
 
-def joined(arguments: Sequence[str]) -> list[str]:
+def joined(given: Sequence[str]) -> list[str]:
     """The arguments with a command of two words as one."""
-    words = " ".join(arguments[:2])
-    return [words, *arguments[2:]] if len(arguments) > 1 and words in _COMMANDS else list(arguments)
+    words = " ".join(given[:2])
+    return [words, *given[2:]] if len(given) > 1 and words in _COMMANDS else list(given)
+
+
+def _version() -> str:
+    try:
+        return version("tokentape")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 def _add(names: Sequence[str]) -> Callable[[argparse.ArgumentParser], None]:
     return lambda parser: options.add_options(parser, names)
 
 
-def _api(arguments: argparse.Namespace) -> int:
-    settings = options.resolve(arguments, (*options.API, *options.LOGS))
+def _api(given: argparse.Namespace) -> int:
+    settings = options.resolve(given, (*options.API, *options.LOGS))
     options.required(settings, "engine-url", "tokenizer", "redis-url")
     checked = options.api_settings(settings)
     from tokentape_api.auth import TokensError
@@ -63,6 +81,7 @@ def _api(arguments: argparse.Namespace) -> int:
     from tokentape_core.loading import LoadError
     from tokentape_core.text.errors import TokenizerError
 
+    ensure_free(settings, "port")
     logs.configure(settings["log-format"].value)
     try:
         return run(checked)
@@ -70,18 +89,24 @@ def _api(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
 
 
-def _assembler(arguments: argparse.Namespace) -> int:
-    settings = options.resolve(arguments, (*options.ASSEMBLER, *options.LOGS))
+def _assembler(given: argparse.Namespace) -> int:
+    settings = options.resolve(given, (*options.ASSEMBLER, *options.LOGS))
     options.required(settings, "tokenizer", "redis-url")
     checked = options.assembler_settings(settings)
+    from tokentape_assembler.archive import ArchiveError
+    from tokentape_assembler.executor import ChildDied
     from tokentape_assembler.run import run
 
+    ensure_free(settings, "metrics-port")
     logs.configure(settings["log-format"].value)
-    return run(checked)
+    try:
+        return run(checked)
+    except (ArchiveError, ChildDied) as error:
+        raise UsageError(f"the assembler cannot start: {error}") from error
 
 
-def _up(arguments: argparse.Namespace) -> int:
-    settings = options.resolve(arguments, options.ALL)
+def _up(given: argparse.Namespace) -> int:
+    settings = options.resolve(given, options.ALL)
     options.required(settings, "engine-url", "tokenizer")
     options.api_settings(settings)
     options.assembler_settings(settings)
@@ -90,8 +115,13 @@ def _up(arguments: argparse.Namespace) -> int:
     return run(settings)
 
 
-def _config(arguments: argparse.Namespace) -> int:
-    settings = options.resolve(arguments, options.ALL)
+def _engine(given: argparse.Namespace) -> int:
+    ensure_free({name: Setting(getattr(given, name), "flag") for name in ("host", "port")}, "port")
+    return _later("engine.server", "run")(given)
+
+
+def _config(given: argparse.Namespace) -> int:
+    settings = options.resolve(given, options.ALL)
     rows = [
         (options.variable(name), options.masked(options.text(name, setting)) or "-", setting.source)
         for name, setting in settings.items()
@@ -102,139 +132,90 @@ def _config(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add_family_check(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.family import add_arguments
+def _later(module: str, function: str) -> Run:
+    """A function of a module that is imported when it is called: it may need an extra."""
 
-    add_arguments(parser)
+    def run(arguments: argparse.Namespace) -> int:
+        found: Run = getattr(import_module(f"tokentape_{module}"), function)
+        return found(arguments)
 
-
-def _family_check(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.family import check
-
-    return check(arguments)
+    return run
 
 
-def _add_engine_check(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.engine_check import add_arguments
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command.
 
-    add_arguments(parser)
+    Attributes:
+        text: what it does, for `--help`.
+        add: adds its arguments.
+        run: does it.
+        extra: of the distribution, with which it has all packages that it needs.
+    """
 
-
-def _engine_check(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.engine_check import check
-
-    return check(arguments)
-
-
-def _add_replay(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.audit import add_arguments
-
-    add_arguments(parser)
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.audit import replay
-
-    return replay(arguments)
+    text: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Run
+    extra: str
 
 
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.transfer import add_export
-
-    add_export(parser)
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.transfer import export
-
-    return export(arguments)
-
-
-def _add_import(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.transfer import add_import
-
-    add_import(parser)
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.transfer import import_
-
-    return import_(arguments)
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    from tokentape_engine.options import add_arguments
-
-    add_arguments(parser)
-
-
-def _engine(arguments: argparse.Namespace) -> int:
-    from tokentape_engine.server import run
-
-    return run(arguments)
-
-
-def _add_token_create(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.token import add_arguments
-
-    add_arguments(parser)
-
-
-def _token_create(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.token import create
-
-    return create(arguments)
-
-
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    from tokentape_cli.demo.options import add_arguments
-
-    add_arguments(parser)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    from tokentape_cli.demo.run import run
-
-    return run(arguments)
-
-
-_COMMANDS: Final[dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run, str]]] = {
-    "api": (_add((*options.API, *options.LOGS)), _api, "run one API process"),
-    "assembler": (_add((*options.ASSEMBLER, *options.LOGS)), _assembler, "run one worker process"),
-    "up": (
+_COMMANDS: Final[Mapping[str, _Command]] = {
+    "api": _Command("run one API process", _add((*options.API, *options.LOGS)), _api, "api"),
+    "assembler": _Command(
+        "run one worker process", _add((*options.ASSEMBLER, *options.LOGS)), _assembler, "assembler"
+    ),
+    "up": _Command(
+        "run the API and a worker, and a bundled Valkey server unless --redis-url is given; Ctrl-C stops all",
         _add(options.ALL),
         _up,
-        "run the API and a worker, and a bundled Valkey server unless --redis-url is given; Ctrl-C stops all",
+        "all",
     ),
-    "demo": (
-        _add_demo,
-        _demo,
+    "demo": _Command(
         "record live agents on the reference engine, collect their samples and verify every one",
+        arguments.demo,
+        _later("cli.demo.run", "run"),
+        "all",
     ),
-    "engine": (_add_engine, _engine, "run the reference engine: a tiny model, for demos and tests"),
-    "engine check": (
-        _add_engine_check,
-        _engine_check,
+    "engine": _Command(
+        "run the reference engine: a tiny model, for demos and tests",
+        engine_options.add_arguments,
+        _engine,
+        "engine",
+    ),
+    "engine check": _Command(
         "tell whether an engine or router sends what the recording needs (exit code 0: all of it, 1: not)",
+        _add(options.ENGINE),
+        _later("cli.engine_check", "check"),
+        "api",
     ),
-    "family check": (
-        _add_family_check,
-        _family_check,
+    "family check": _Command(
         "tell at which boundaries a chat template is append-only (exit code 0: at all of them, 1: not)",
+        _add(options.TEXT),
+        _later("cli.family", "check"),
+        "core",
     ),
-    "replay": (
-        _add_replay,
-        _replay,
+    "replay": _Command(
         "assemble a session anew, and tell whether that is what was delivered "
         "(exit code 0: it is, 1: it is not, 2: nothing to compare)",
+        arguments.replay,
+        _later("cli.audit", "replay"),
+        "assembler",
     ),
-    "export": (_add_export, _export, "write sessions to a file, to the byte"),
-    "import": (_add_import, _import, "write the sessions of a file to Redis, to the byte"),
-    "token create": (
-        _add_token_create,
-        _token_create,
+    "export": _Command(
+        "write sessions to a file, to the byte", arguments.export, _later("cli.transfer", "export"), "core"
+    ),
+    "import": _Command(
+        "write the sessions of a file to Redis, to the byte",
+        arguments.import_,
+        _later("cli.transfer", "import_"),
+        "core",
+    ),
+    "token create": _Command(
         "make a bearer token: its entry for the tokens file goes to standard output, the token to standard "
         "error",
+        arguments.token_create,
+        _later("cli.token", "create"),
+        "api",
     ),
-    "config": (_add(options.ALL), _config, "print the effective settings, secrets masked"),
+    "config": _Command("print the effective settings, secrets masked", _add(options.ALL), _config, "core"),
 }

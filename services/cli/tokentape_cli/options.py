@@ -18,13 +18,12 @@ from urllib.parse import SplitResult, urlsplit
 from tokentape_api.settings import ENGINES, INDEXER_TOPK, REPLAY, REPLAY_PREFIX, ApiSettings
 from tokentape_assembler.settings import AssemblerSettings
 from tokentape_contracts import limits
-from tokentape_contracts.http import ALTERED_ANSWER, MODES, PIN_FIELDS
+from tokentape_contracts.http import ALTERED_ANSWER, MODES, PIN_FIELDS, pins_refusal
 from tokentape_core.addresses import Address, queue_url
 from tokentape_core.domain.match import MATCHERS
 from tokentape_core.domain.tree import DEFAULT_HOOKS, PICKS
 from tokentape_core.text.families import FAMILIES
-from tokentape_core.text.literal import AS_TEMPLATE, SPECIAL_TOKENS_IN_TEXT
-from tokentape_core.text.load import TextSettings
+from tokentape_core.text.settings import AS_TEMPLATE, SPECIAL_TOKENS_IN_TEXT, TextSettings
 from tokentape_core.text.tools import AS_SENT, TOOLS_FORMS
 
 _S = TypeVar("_S", bound=TextSettings)
@@ -65,35 +64,50 @@ class Option:
         return "" if self.default is None else self.text(self.default)
 
 
+def _text(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("must be printable text, and some")
+    return text
+
+
 def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise ValueError(f"there is no file {text}")
-    return path
+    if "\0" in text or not Path(text).exists():
+        raise ValueError("there is no such file")
+    if not Path(text).is_file():
+        raise ValueError("is not a regular file")
+    return Path(text)
 
 
-def _at_least(lowest: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < lowest:
-            raise ValueError(f"must be at least {lowest}")
-        return value
-
-    return parse
+def at_least(lowest: int) -> Callable[[str], int]:
+    """Reads a whole number of this or more. Raises `ValueError`."""
+    return _whole(lowest, None, f"must be a whole number of at least {lowest}")
 
 
 def _from_to(lowest: int, highest: int) -> Callable[[str], int]:
+    return _whole(lowest, highest, f"must be a whole number from {lowest} to {highest}")
+
+
+def _whole(lowest: int, highest: int | None, wanted: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
-        if not lowest <= value <= highest:
-            raise ValueError(f"must be from {lowest} to {highest}")
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(wanted) from None
+        if value < lowest or (highest is not None and value > highest):
+            raise ValueError(wanted)
         return value
 
     return parse
 
 
+_PORT: Final = _from_to(0, 65_535)
+
+
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise ValueError("must be a number of seconds above 0")
     return value
@@ -122,6 +136,13 @@ def _url(*schemes: str) -> Callable[[str], str]:
     return parse
 
 
+def _engine_url(text: str) -> str:
+    url = _url("http", "https")(text).rstrip("/")
+    if url.endswith("/v1"):
+        raise ValueError(f"must be given without /v1, which is added: {masked(url.removesuffix('/v1'))}")
+    return text
+
+
 def _redis_url(text: str) -> str:
     _split(text)
     Address.parse(text)
@@ -135,11 +156,18 @@ def _queue_redis_url(text: str) -> str:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
+    except (ValueError, RecursionError):
+        value = None
     if not isinstance(value, dict):
-        raise ValueError("must be a JSON object")
+        raise ValueError('must be a JSON object, such as {"name": 1}')
     return value
+
+
+def _pins(text: str) -> dict[str, Any]:
+    pins = _json_object(text)
+    if refusal := pins_refusal(pins):
+        raise ValueError(refusal)
+    return pins
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -156,26 +184,25 @@ def _any_url(text: str) -> str:
 
 
 OPTIONS: Final[Mapping[str, Option]] = {
-    "host": Option("address that the process listens on", "127.0.0.1", metavar="ADDRESS"),
-    "port": Option("port that the API listens on", 8080, _at_least(0), metavar="PORT"),
-    "engine-url": Option(
-        "base URL of the engine or router, without /v1", parse=_url("http", "https"), metavar="URL"
-    ),
+    "host": Option("address that the process listens on", "127.0.0.1", _text, metavar="ADDRESS"),
+    "port": Option("port that the API listens on", 8080, _PORT, metavar="PORT"),
+    "engine-url": Option("base URL of the engine or router, without /v1", parse=_engine_url, metavar="URL"),
     "engine": Option("what answers there", ENGINES[0], choices=ENGINES, metavar="|".join(ENGINES)),
     "replay": Option(
-        "how routed experts are asked for: not at all, all rows with every turn, or only new rows",
+        "routing replay: whether the engine is asked for routed experts, and for all rows with every turn or "
+        "only for new ones",
         REPLAY[0],
         choices=REPLAY,
         metavar="|".join(REPLAY),
     ),
     "replay-layers": Option(
         "layers in the engine's routed_experts; needed with SGLang, whose payload does not say it",
-        parse=_at_least(1),
+        parse=at_least(1),
         metavar="N",
     ),
     "replay-prefix": Option(
-        "of which turn a replay row is taken that several turns sent: the last one's, or that of the turn in "
-        "which its token was first read",
+        "of which turn a routing replay row is taken that several turns sent: the last one's, or that of the "
+        "turn in which its token was first read",
         REPLAY_PREFIX[0],
         choices=REPLAY_PREFIX,
         metavar="|".join(REPLAY_PREFIX),
@@ -187,7 +214,9 @@ OPTIONS: Final[Mapping[str, Option]] = {
         metavar="|".join(INDEXER_TOPK),
     ),
     "tokenizer": Option(
-        "the model's tokenizer: a directory, or a name that transformers can load", metavar="DIR_OR_NAME"
+        "the model's tokenizer: a directory, or a name that transformers can load",
+        parse=_text,
+        metavar="DIR_OR_NAME",
     ),
     "chat-template": Option(
         "a Jinja file in place of the tokenizer's own chat template", parse=_file, metavar="FILE"
@@ -229,7 +258,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
         'a JSON object of sampling parameters that requests cannot change (`{"temperature": 1.0}`); a '
         f"session's own pins win. Known: {', '.join(sorted(PIN_FIELDS))}",
         {},
-        _json_object,
+        _pins,
         metavar="JSON",
         text=json.dumps,
     ),
@@ -245,6 +274,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
         "how a request's messages are compared with the recorded ones, in sessions that name none: "
         f"{', '.join(MATCHERS)}, or the import path of a function",
         "equivalent",
+        _text,
         metavar="NAME",
     ),
     "redis-url": Option(
@@ -261,7 +291,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "redis-wait-replicas": Option(
         "replicas of Redis that must have a turn before it is answered; 0 waits for none",
         0,
-        _at_least(0),
+        at_least(0),
         metavar="N",
     ),
     "tokens-file": Option(
@@ -273,14 +303,17 @@ OPTIONS: Final[Mapping[str, Option]] = {
     "pick-hook": Option(
         f"which leaves of a tree become samples: {', '.join(PICKS)}, or the import path of a function; "
         f"{DEFAULT_HOOKS.pick.__name__} if not given",
+        parse=_text,
         metavar="NAME",
     ),
     "finish-hook": Option(
-        "import path of the function that finishes a tree's samples, in place of the default", metavar="PATH"
+        "import path of the function that finishes a tree's samples, in place of the default",
+        parse=_text,
+        metavar="PATH",
     ),
     "metrics-port": Option(
         "port of a worker's /metrics, /health and /ready; not opened without it",
-        parse=_at_least(0),
+        parse=_PORT,
         metavar="PORT",
     ),
     "log-format": Option(
@@ -288,7 +321,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
         choices=LOG_FORMATS,
         metavar="|".join(LOG_FORMATS),
     ),
-    "workers": Option("assemblies that run at the same time", 1, _at_least(1), metavar="N"),
+    "workers": Option("assemblies that run at the same time", 1, at_least(1), metavar="N"),
     "archive-url": Option(
         "where sealed sessions are copied to before they expire: a directory as fsspec understands it; "
         "not at all without it",
@@ -414,12 +447,17 @@ def _resolve(name: str, arguments: argparse.Namespace, environment: Mapping[str,
         return Setting(option.default, "not set" if option.default is None else "default")
     where, source = (f"--{name}", "flag") if flag is not None else (variable(name), "environment")
     if option.choices and text not in option.choices:
-        raise UsageError(f"{where} must be one of {', '.join(option.choices)}, not {text!r}")
+        raise UsageError(f"{where} must be one of {', '.join(option.choices)}, not {_quoted(text)}")
     try:
         return Setting(option.parse(text), source)
     except ValueError as error:
-        shown = "(not shown: it may hold a password)" if "@" in text else repr(masked(text))
+        shown = "(not shown: it may hold a password)" if "@" in text else _quoted(masked(text))
         raise UsageError(f"{where} {shown}: {error}") from None
+
+
+def _quoted(text: str) -> str:
+    most = limits.QUOTED_VALUE_CHARS
+    return repr(text) if len(text) <= most else f"{text[:most]!r} …"
 
 
 def required(settings: Mapping[str, Setting], *names: str) -> None:

@@ -11,21 +11,6 @@ from tokentape_contracts.http import SCOPES, TOKEN_PREFIX
 _BYTES = 32
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", metavar="NAME", required=True, help="who gets the token; for people")
-    parser.add_argument(
-        "--tenant", metavar="NAME", required=True, help="whose sessions the token opens and reaches"
-    )
-    parser.add_argument(
-        "--scope",
-        metavar="SCOPE",
-        action="append",
-        required=True,
-        choices=SCOPES,
-        help=f"what the token is for, once for each scope; one of {', '.join(SCOPES)}",
-    )
-
-
 def create(arguments: argparse.Namespace) -> int:
     """Prints the entry on standard output, so that `>>` adds it to the file, and the token on the other."""
     from tokentape_api.auth import is_name, token_digest

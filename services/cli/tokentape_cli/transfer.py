@@ -7,28 +7,13 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from tokentape_cli import options
+from tokentape_cli.arguments import TRANSFER_OPTIONS
 from tokentape_cli.options import UsageError
 from tokentape_contracts.errors import StoreUnavailable
 from tokentape_core.recording import Recording, RecordingError, dump, ensure_whole, load
 from tokentape_core.store import RedisStore, SessionExists, connect
-
-OPTIONS: Final = ("redis-url",)
-
-
-def add_export(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `export`."""
-    parser.add_argument("session", nargs="+", metavar="SESSION", help="the id of a session; any number")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the file to write")
-    options.add_options(parser, OPTIONS)
-
-
-def add_import(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `import`."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a file that `export` or an archive wrote")
-    options.add_options(parser, OPTIONS)
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -75,8 +60,8 @@ def import_(arguments: argparse.Namespace) -> int:
 
 
 def _redis_url(arguments: argparse.Namespace) -> str:
-    settings = options.resolve(arguments, OPTIONS)
-    options.required(settings, *OPTIONS)
+    settings = options.resolve(arguments, TRANSFER_OPTIONS)
+    options.required(settings, *TRANSFER_OPTIONS)
     return str(settings["redis-url"].value)
 
 

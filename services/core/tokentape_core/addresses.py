@@ -48,7 +48,7 @@ class Address:
         """Raises `ValueError`, which quotes nothing of the text: it may hold a password."""
         parts = urlsplit(text)
         if not text.partition("://")[2]:
-            raise ValueError("nothing stands behind ://")
+            raise ValueError("it must go on after ://, as in redis://host:6379/0")
         if parts.scheme in SINGLE:
             if parts.scheme != "unix":
                 _hosts(parts.netloc, REDIS_PORT)

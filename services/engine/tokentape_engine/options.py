@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -18,12 +18,27 @@ DEFAULT_MODEL_DIRS: Mapping[Kind, Path] = {
 TRAIN_STEPS = 200
 
 
+def _whole_number(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
+    wanted = f"must be a whole number from {lowest} to {highest}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(wanted) from None
+        if not lowest <= value <= highest:
+            raise argparse.ArgumentTypeError(wanted)
+        return value
+
+    return parse
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the engine's options to a command's parser; `run` reads them."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port",
-        type=int,
+        type=_whole_number(0, 65_535),
         default=DEFAULT_PORT,
         help="port to listen on, 0 for a free one (default: %(default)s)",
     )
@@ -41,14 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--train-steps",
-        type=int,
+        type=_whole_number(0),
         default=TRAIN_STEPS,
         metavar="N",
         help="training steps if DIR holds no model; 0 leaves random weights (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=_whole_number(0),
         default=0,
         metavar="N",
         help="seed of weights, training and sampling (default: %(default)s)",

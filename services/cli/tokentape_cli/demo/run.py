@@ -133,7 +133,7 @@ def _start_engine(processes: Processes, model_dir: str) -> str:
     port = free_port()
     processes.start("engine", ["engine", "--port", str(port), "--model-dir", model_dir])
     url = f"http://127.0.0.1:{port}"
-    processes.wait_until(lambda: answers(f"{url}/health"), "the engine", _ENGINE_READY_S)
+    processes.wait_until(lambda: "" if answers(f"{url}/health") else "the engine", _ENGINE_READY_S)
     return url
 
 

@@ -19,12 +19,7 @@ from tokentape_core.text.errors import RenderError, TokenizerError
 from tokentape_core.text.patterns import any_of
 from tokentape_core.text.tokenizer import Tokenizer
 
-__all__ = ["AS_TEMPLATE", "AS_TEXT", "SPECIAL_TOKENS_IN_TEXT", "LiteralEncoder"]
-
-AS_TEMPLATE: Final = "as-template"
-AS_TEXT: Final = "as-text"
-SPECIAL_TOKENS_IN_TEXT: Final = (AS_TEMPLATE, AS_TEXT)
-"""What becomes of a special token that a message spells: the token, or its spelling's ordinary tokens."""
+__all__ = ["LiteralEncoder"]
 
 _MARKS: Final = tuple(map(chr, range(0xE000, 0xE040)))
 """Private-use characters: one that no message holds is the mark."""

@@ -15,9 +15,9 @@ from tokentape_core.text.boundary import Boundary
 from tokentape_core.text.continuation import Continuation
 from tokentape_core.text.errors import NotAppendable, RenderError, TextTooLong
 from tokentape_core.text.families import FAMILIES, Family
-from tokentape_core.text.literal import AS_TEMPLATE
 from tokentape_core.text.messages import Message, template_role
 from tokentape_core.text.segments import Segments, Splitter
+from tokentape_core.text.settings import AS_TEMPLATE
 from tokentape_core.text.template import Request, Template
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.tools import AS_SENT, Tool

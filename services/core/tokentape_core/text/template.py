@@ -13,8 +13,9 @@ import numpy.typing as npt
 from tokentape_contracts import limits
 from tokentape_core.text.errors import RenderError, TextTooLong, TokenizerError
 from tokentape_core.text.families import Family
-from tokentape_core.text.literal import AS_TEMPLATE, LiteralEncoder
+from tokentape_core.text.literal import LiteralEncoder
 from tokentape_core.text.messages import Message, template_messages
+from tokentape_core.text.settings import AS_TEMPLATE
 from tokentape_core.text.tokenizer import Tokenizer
 from tokentape_core.text.tools import AS_SENT, Tool, tools_in_form
 
