@@ -44,7 +44,7 @@ def test_up_on_a_terminal(system: Fleet, no_color: str) -> None:
     logged = [line for line in lines if re.match(TIME, line)]
     chat = "request POST /sessions/{sid}/v1/chat/completions"
     for pattern in (
-        rf"{TIME} info             the API is ready at {url}",
+        rf"{TIME} info             the API listens at {url}",
         rf"{TIME} info    {sid[:8]} request POST /sessions 200 \d+ ms",
         rf"{TIME} info    {sid[:8]} {re.escape(chat)} 200 \d+ ms",
         rf"{TIME} info    {sid[:8]} {re.escape(chat)} 400 invalid_request \d+ ms",
@@ -62,7 +62,7 @@ def test_json_on_a_terminal(system: Fleet) -> None:
     arguments = ("--engine-url", system.engine_url, "--tokenizer", str(system.tokenizer), "--family", "qwen3")
     given = ("--redis-url", system.redis_url, "--log-format", "json")
     with terminal("api", "--port", str(port), *arguments, *given) as shown:
-        wait_until(lambda: "the API is ready" in shown.output(), timeout_s=60)
+        wait_until(lambda: "the API listens" in shown.output(), timeout_s=60)
         httpx.delete(f"http://127.0.0.1:{port}/sessions/none", trust_env=False)
         wait_until(lambda: "DELETE" in shown.output(), timeout_s=20)
     for line in shown.output().splitlines():

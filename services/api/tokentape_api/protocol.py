@@ -157,4 +157,4 @@ class BoundedServer(Server):
                     timeout_ms = int(limits.REPLY_STALL_S * 1000)
                     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
                 host, port = listening.getsockname()[:2]
-                log.info("the API is ready at http://%s:%s", host, port)
+                log.info("the API listens at http://%s:%s", host, port)
