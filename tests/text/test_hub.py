@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tokentape_core.text import hub
 
 MODEL = "someone/model"
 COMMIT = "0" * 40
+AWAY = b"HTTP/1.1 503 Away\r\ncontent-length: 0\r\n\r\n"
 
 
 @contextmanager
@@ -49,10 +50,18 @@ def listening(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
                 client.close()
 
 
-def check(home: Path, endpoint: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """`tokentape family check` of the model, which loads its tokenizer and does no more."""
+CHECK = ("family", "check")
+"""Loads the tokenizer and does no more."""
+API = ("--engine-url", "http://127.0.0.1:9")
+REDIS = ("--redis-url", "redis://127.0.0.1:9/0")
+
+
+def check(
+    home: Path, endpoint: str, command: Sequence[str] = CHECK, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """A `tokentape` command with the model's tokenizer."""
     return subprocess.run(
-        [sys.executable, "-m", "tokentape_cli", "family", "check", "--tokenizer", MODEL, "--family", "qwen3"],
+        [sys.executable, "-m", "tokentape_cli", *command, "--tokenizer", MODEL, "--family", "qwen3"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -63,8 +72,26 @@ def check(home: Path, endpoint: str, **environment: str) -> "subprocess.Complete
 def fails_once(result: "subprocess.CompletedProcess[str]", reason: str) -> None:
     assert result.returncode == 2
     [message] = result.stderr.splitlines()
-    assert message.startswith(f"tokentape family check: cannot load a tokenizer from {MODEL}: {reason}")
+    assert f": cannot load a tokenizer from {MODEL}: {reason}" in message
     assert "and it is not in the local cache. Give a directory" in message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("up", "--port", "18080", *API),
+        ("api", "--port", "18080", *API, *REDIS),
+        ("assembler", "--workers", "3", *REDIS),
+    ],
+    ids=["up", "api", "assembler"],
+)
+def test_processes_ask_once_for_all(tmp_path: Path, command: Sequence[str]) -> None:
+    """However many processes a command starts: one request, one sentence, and nothing was started."""
+    with listening(AWAY) as (endpoint, requests):
+        result = check(tmp_path, endpoint, command)
+    fails_once(result, f"the model hub {endpoint} answers with status 503")
+    assert result.stdout == ""
+    assert len(requests) == 1
 
 
 @pytest.fixture
@@ -92,7 +119,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     ("reply", "reason"),
     [
         (b"", "does not answer (timed out)"),
-        (b"HTTP/1.1 503 Away\r\ncontent-length: 0\r\n\r\n", "answers with status 503"),
+        (AWAY, "answers with status 503"),
     ],
     ids=["silent", "503"],
 )

@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -20,6 +21,7 @@ from tokentape_assembler.worker import AssemblyWorker, arq_client
 from tokentape_core import heap, tracing
 from tokentape_core.metrics import observe_lag
 from tokentape_core.store import connect
+from tokentape_core.text.hub import locate
 
 # -P: a module in the current directory must not stand in for one of ours.
 CHILD: Final = (sys.executable, "-P", "-m", "tokentape_assembler.child")
@@ -35,7 +37,10 @@ def run(settings: AssemblerSettings) -> int:
 
     Raises:
         ArchiveError, ChildDied, ValueError: as `serve`.
+        TokenizerError: there is no such tokenizer.
     """
+    # Here, and not in each child, the model hub is asked.
+    settings = replace(settings, tokenizer=locate(settings.tokenizer))
     # arq logs a line with the arguments for every job; ours has what matters and no payload.
     logging.getLogger("arq").setLevel(logging.WARNING)
     uvloop.run(_serve_until_signal(settings))

@@ -96,12 +96,13 @@ def _assembler(given: argparse.Namespace) -> int:
     from tokentape_assembler.archive import ArchiveError
     from tokentape_assembler.executor import ChildDied
     from tokentape_assembler.run import run
+    from tokentape_core.text.errors import TokenizerError
 
     ensure_free(settings, "metrics-port")
     logs.configure(settings["log-format"].value)
     try:
         return run(checked)
-    except (ArchiveError, ChildDied) as error:
+    except (ArchiveError, ChildDied, TokenizerError) as error:
         raise UsageError(f"the assembler cannot start: {error}") from error
 
 

@@ -13,6 +13,8 @@ from tokentape_cli import options
 from tokentape_cli.embedded import EmbeddedValkey, EmbeddedValkeyError
 from tokentape_cli.options import Setting, UsageError
 from tokentape_cli.processes import ProcessEnded, Processes, answers, ensure_free, free_port
+from tokentape_core.text.errors import TokenizerError
+from tokentape_core.text.hub import locate
 
 _START_S: Final = 300.0
 """For the API and the worker, which load a tokenizer, perhaps from far away. An engine may take as long as it
@@ -32,6 +34,7 @@ def run(settings: Mapping[str, Setting]) -> int:
         raise UsageError("--port 0: `up` needs a port that it can name")
     ensure_free(settings, "port")
     ensure_free(settings, "metrics-port")
+    settings = _with_tokenizer(settings)
     try:
         with ExitStack() as stack:
             settings = _with_redis(settings, stack)
@@ -95,6 +98,15 @@ def api_url(settings: Mapping[str, Setting]) -> str:
     """Where the API of these settings answers."""
     host = settings["host"].value
     return f"http://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{settings['port'].value}"  # noqa: S104
+
+
+def _with_tokenizer(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """The settings with a tokenizer for whose place the model hub was asked, once for all processes."""
+    tokenizer = settings["tokenizer"]
+    try:
+        return {**settings, "tokenizer": Setting(locate(tokenizer.value), tokenizer.source)}
+    except TokenizerError as error:
+        raise UsageError(str(error)) from error
 
 
 def _with_redis(settings: Mapping[str, Setting], stack: ExitStack) -> Mapping[str, Setting]:

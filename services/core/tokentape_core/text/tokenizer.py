@@ -72,19 +72,11 @@ class Tokenizer:
         # Importing transformers takes seconds, and not everyone who imports this module loads a tokenizer.
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        directory = Path(name_or_dir).expanduser()
-        if name_or_dir.startswith(("/", ".", "~")) and not directory.is_dir():
-            raise TokenizerError(f"no tokenizer at {name_or_dir}: there is no such directory")
+        source = hub.locate(name_or_dir)
         try:
-            source = str(directory) if directory.is_dir() else hub.source(name_or_dir)
             loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # whatever the loader's parsers, cache and network raise
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise TokenizerError(
-                f"cannot load a tokenizer from {name_or_dir}: {reason}. Give a directory that holds "
-                "tokenizer.json and tokenizer_config.json, or the name of a model that is cached or can be "
-                "downloaded"
-            ) from error
+            raise hub.cannot_load(name_or_dir, " ".join(str(error).split()).rstrip(".")) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
             raise TokenizerError(
                 f"the tokenizer of {name_or_dir} ({type(loaded).__name__}) has no tokenizer.json form: "
