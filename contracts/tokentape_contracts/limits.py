@@ -28,8 +28,9 @@ REQUEST_BODY_S: Final = 60.0
 that was answered before its end is read for so long in all."""
 REPLY_STALL_S: Final = 60.0
 """A client may take nothing of its reply for so long; beyond it the connection is cut. Linux does it."""
-BODIES_BYTES: Final = 128 * MiB
-"""Bodies of all requests that one API process reads or works on, together; one more is `overloaded`."""
+BODIES_BYTES: Final = 192 * MiB
+"""Bodies of all requests that one API process reads or works on, together; one more is `overloaded`. A text
+with characters outside of Latin-1 counts as what it takes in memory, which is up to four times its length."""
 JSON_DEPTH: Final = 100
 """Objects and arrays inside each other in a body; deeper is `invalid_request`: it could not be written."""
 JSON_VALUES: Final = 250_000

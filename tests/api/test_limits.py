@@ -30,6 +30,7 @@ from tests.api.test_refusals import check
 from tests.support.application import application, served
 from tests.support.scripted import ScriptedEngine, network
 from tests.support.sessions import opened, sealed, turn
+from tokentape_api.bodies import ChatRequest
 from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import EngineRefusal, SGLangEngine
@@ -395,17 +396,19 @@ async def test_the_tokens_of_a_prompt(
         assert reply.status_code == 200
 
 
-@pytest.mark.parametrize("body", [b'{"x":"%s"}', '{"x":"é%s"}'.encode(), b'{"x":"\\u00e9%s"}'])
+@pytest.mark.parametrize("text", ["x" * 1000, "x" * 1000 + "\U0001f600", "\u00e9" * 1000])
+@pytest.mark.parametrize("is_escaped", [False, True])
 async def test_all_bodies_of_a_process(
-    session: OpenSession, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, body: bytes
+    session: OpenSession, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, text: str, is_escaped: bool
 ) -> None:
     """Bodies that are worked on count until their answers; one too many is 503, with a time to wait.
 
-    Other text than ASCII counts fourfold, as it may take that in memory.
+    They count as what they take in memory, if that is more than their bytes.
     """
-    chat = orjson.dumps({"messages": [USER], "x": "%s"})[:-1] + b"," + body[1:]
-    padded = chat.replace(b"%s", b"x" * 1000)
-    size = len(padded) * (1 if b"\xc3" not in padded and b"\\u" not in padded else 4)
+    given = {"messages": [USER], "x": text}
+    body = json.dumps(given, ensure_ascii=is_escaped).encode()
+    size = max(len(body), ChatRequest.parse(body).size)
+    assert (ChatRequest.parse(body).size > 4_000) == (len(text) > 1000)
     monkeypatch.setattr(limits, "BODIES_BYTES", 2 * size)
     come, go = asyncio.Event(), asyncio.Event()
 
@@ -416,17 +419,18 @@ async def test_all_bodies_of_a_process(
 
     engine.answer = answer
     url = f"{session.url}/v1/chat/completions"
-    first = asyncio.create_task(session.api.post(url, content=padded))
+    one_more = json.dumps({**given, "x": text + "x" * size}, ensure_ascii=is_escaped).encode()
+    first = asyncio.create_task(session.api.post(url, content=body))
     await come.wait()
-    reply = await session.api.post(url, content=padded + b" ")
+    reply = await session.api.post(url, content=one_more)
     await check(reply, 503, "overloaded", str(2 * size))
     assert reply.headers["retry-after"] == str(limits.OVERLOADED_RETRY_AFTER_S)
     come.clear()
-    second = asyncio.create_task(session.api.post(url, content=padded))
+    second = asyncio.create_task(session.api.post(url, content=body))
     await come.wait()
     go.set()
     assert [(await task).status_code for task in (first, second)] == [200, 200]
-    assert (await session.api.post(url, content=padded + b" ")).status_code == 200
+    assert (await session.api.post(url, content=body)).status_code == 200
 
 
 @pytest.mark.parametrize("beyond", [0, 1])

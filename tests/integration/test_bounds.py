@@ -124,13 +124,16 @@ async def test_the_longest_texts_at_once(
     assert running.process.poll() is None
 
 
-async def test_the_largest_bodies_at_once(client: httpx.AsyncClient, api: tuple[Running, str]) -> None:
-    """Twenty bodies of 16 MiB, in which one character makes four bytes of each: answered or told to wait."""
+@pytest.mark.parametrize("first", ["x", "\U0001f600"])
+async def test_the_largest_bodies_at_once(
+    client: httpx.AsyncClient, api: tuple[Running, str], first: str
+) -> None:
+    """Twenty bodies of 16 MiB, also with one character that makes four bytes of each: answered or refused."""
     running, url = api
     client.timeout = 60
     text = TEXTS["four bytes a character"]
-    rest = limits.CHAT_BODY_BYTES - len(_body(text, x="\U0001f600"))
-    bodies = [_body(text, x="\U0001f600" + "x" * rest)] * 20
+    rest = limits.CHAT_BODY_BYTES - len(_body(text, x=first))
+    bodies = [_body(text, x=first + "x" * rest)] * 20
     assert len(bodies[0]) == limits.CHAT_BODY_BYTES
     replies = [reply for reply, _ in await asyncio.gather(*(_chat(client, url, body) for body in bodies))]
     assert {reply.status_code for reply in replies} <= {200, 503}
@@ -164,7 +167,7 @@ async def test_bodies_of_tiny_values(
     _, url = api
     body = b'{"messages":[' + item * ((limits.CHAT_BODY_BYTES - 30) // len(item)) + b"0]}"
     longest_s: list[float] = []
-    for _ in range(3):  # on a busy machine a poll may be late for other reasons
+    while len(longest_s) < 10 and min(longest_s, default=1.0) >= 0.1:  # a busy machine delays polls too
         with _watched(url) as found:
             reply, _ = await _chat(client, url, body)
         assert reply.status_code == status

@@ -15,6 +15,7 @@ from tokentape_contracts import limits
 from tokentape_contracts.errors import InvalidRequest, Overloaded, RequestTooLarge
 from tokentape_contracts.http import marks_in, parse_object
 from tokentape_core.domain.position import Head
+from tokentape_core.domain.size import size_of_value
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class Bodies:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self.held = 0
-        """Bytes of all bodies whose block has not ended, or of what was made of them if that is more."""
+        """Bytes of all bodies whose block has not ended, or what they say takes in memory if that is more."""
 
     @asynccontextmanager
     async def read(self, request: Request, limit: int) -> AsyncIterator[bytes]:
@@ -51,11 +52,18 @@ class Bodies:
 
     @asynccontextmanager
     async def parsed(
-        self, request: Request, limit: int, parse: Callable[[bytes], T]
+        self,
+        request: Request,
+        limit: int,
+        parse: Callable[[bytes], T],
+        size: Callable[[T], int] = lambda _: 0,
     ) -> AsyncIterator[tuple[T, int]]:
         """What `parse` makes of the request's body, which is read, and counts, as with `read`; and its cost.
 
         The cost of parsing it, or of comparing what it says, is in bytes that would take as long to tokenise.
+
+        Args:
+            size: bytes of memory that what was parsed takes; 0 if that is no more than the body's.
 
         Raises:
             Overloaded: also where no thread is free for a long body.
@@ -66,8 +74,7 @@ class Bodies:
             body = await _read(request, limit, hold)
             cost, work = _cost(body), partial(parse, body)
             parsed = await while_connected(request, self._workers.run(cost, sender, work))
-            if not _is_plain(body):
-                hold(3 * len(body))
+            hold(max(0, size(parsed) - len(body)))
             del body, work  # nobody needs them for as long as what they say
             yield parsed, cost
 
@@ -133,6 +140,7 @@ class ChatRequest:
         stream: whether the client wants server-sent events.
         include_usage: whether these end with the token counts.
         fields: everything else, for the engine.
+        size: bytes of memory that it takes.
     """
 
     messages: list[dict[str, Any]]
@@ -140,6 +148,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     fields: Mapping[str, Any]
+    size: int
 
     @classmethod
     def parse(cls, body: bytes) -> "ChatRequest":
@@ -149,6 +158,7 @@ class ChatRequest:
             InvalidRequest: what is wrong, and where.
         """
         fields = parse_object(body)
+        size = len(body) if _is_plain(body) else size_of_value(fields)
         messages = fields.pop("messages", None)
         if not isinstance(messages, list) or not messages:
             raise InvalidRequest("messages must be a list of at least one message")
@@ -167,7 +177,7 @@ class ChatRequest:
         stream = _optional(fields, "stream", bool, "true or false") or False
         options = _optional(fields, "stream_options", dict, "an object") or {}
         include_usage = options.get("include_usage") is True
-        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields)
+        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields, size)
 
 
 def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ async def chat_completions(request: Request) -> Response:
     """Generates and records one turn."""
     services: Services = request.app.state.services
     session_id = request.path_params["sid"]
-    body = services.bodies.parsed(request, limits.CHAT_BODY_BYTES, ChatRequest.parse)
+    body = services.bodies.parsed(request, limits.CHAT_BODY_BYTES, ChatRequest.parse, lambda chat: chat.size)
     with services.telemetry.turn(session_id, request.headers):
         async with body as (chat, cost):
             work = services.recorder.chat(session_id, chat, request.headers, cost)

@@ -24,11 +24,12 @@ _NAMES: Final = {name: tuple(field.name for field in fields(kind)) for name, kin
 
 def size_of(event: Event) -> int:
     """Bytes of memory that the event takes as part of a session's state, about."""
-    return _EVENT + sum(_size(getattr(event, name)) for name in _NAMES[event.TYPE])
+    return _EVENT + sum(size_of_value(getattr(event, name)) for name in _NAMES[event.TYPE])
 
 
-def _size(value: Any) -> int:
-    """Of a value and all that is in it; not a function that calls itself, as an answer may nest deeply."""
+def size_of_value(value: Any) -> int:
+    """Bytes of memory that a JSON value, or an array of numbers, takes with all that is in it, about."""
+    # Not a function that calls itself: an answer may nest deeply.
     total = 0
     pending = [value]
     for value in pending:  # grows as it goes
