@@ -15,7 +15,8 @@ from tests.deploy.kubelet_pod import environment, expanded
 from tests.deploy.rendered import KUBECTL, OVERLAYS, ROOT, Manifest, extended, find, name_of
 from tests.deploy.test_manifests import KUBERNETES
 from tests.docs.markdown import blocks, sections
-from tokentape_cli import audit, options
+from tokentape_cli import options
+from tokentape_cli.arguments import REPLAY_OPTIONS
 from tokentape_cli.embedded import EmbeddedValkey
 from tokentape_cli.main import build_parser
 from tokentape_contracts import limits
@@ -110,7 +111,7 @@ def test_replay_has_the_workers_settings(objects: Objects, pod: Manifest) -> Non
     assert container["image"] == worker["image"]
     theirs, ours = ({**variables(each, objects), "SESSION": ""} for each in (worker, container))
     assert ours == theirs
-    settings = options.resolve(Namespace(), audit.OPTIONS, ours)
+    settings = options.resolve(Namespace(), REPLAY_OPTIONS, ours)
     options.required(settings, "tokenizer", "redis-url")
 
 
