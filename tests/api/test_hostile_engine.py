@@ -39,6 +39,7 @@ VALUES: dict[str, bytes] = {
     "a line break in a string": b'"a\nb"',
     "one level too deep": _deep(limits.JSON_DEPTH + 1),
     "deeper than can be written": _deep(300),
+    "as deep as can be read": _deep(1_000),
     "deeper than can be read": _deep(2_000),
     "a nesting bomb": _deep(100_000),
     "a key that is half a character": rb'{"\ud800": 1}',
@@ -259,6 +260,17 @@ async def test_a_body_that_http_cannot_carry(
     assert reply.status_code in (502, 503), reply.text
     with pytest.raises(httpx.RemoteProtocolError):
         await api.post(f"/sessions/{session_id}/v1/models")
+
+
+@pytest.mark.parametrize("head", HEADS)
+async def test_an_engine_that_speaks_no_http_is_not_ready(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], head: str
+) -> None:
+    """Readiness says what came."""
+    raw[0].says = HEADS[head]
+    reply = await api.get("/ready")
+    assert (reply.status_code, reply.json()["ready"]) == (503, False)
+    assert "engine" in reply.json()["checks"]["engine"]
 
 
 @pytest.mark.parametrize("status", [201, 202, 204, 205, 206, 226])

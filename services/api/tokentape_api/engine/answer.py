@@ -100,6 +100,8 @@ class Answer(ABC):
             written = self._written()
         except Problem as problem:
             raise EngineReplyInvalid(problem.detail) from problem
+        except RecursionError as error:  # of a message that quotes what came
+            raise EngineReplyInvalid(_TOO_DEEP) from error
         generation = Generation(
             output=output,
             logprobs=logprobs,
@@ -244,12 +246,15 @@ def _check_json(*recorded: Any) -> None:
                 raise Problem(f"the engine's answer holds the number {value!r}, beyond 64 bits")
         level = inner
     if any(isinstance(value, dict | list) for value in level):
-        raise Problem(f"the engine's answer nests so deeply that no request could repeat it: {_DEPTH}")
+        raise Problem(_TOO_DEEP)
 
 
 _LEVELS_OF_A_MESSAGE: Final = 2
 """A request is an object with a list of messages."""
-_DEPTH: Final = f"{limits.JSON_DEPTH} levels are the limit"
+_TOO_DEEP: Final = (
+    "the engine's answer nests so deeply that no request could repeat it: the limit is "
+    f"{limits.JSON_DEPTH} levels"
+)
 _INTEGERS_END: Final = 2.0**63
 _HINTS: Final[Mapping[str, str]] = {
     "routed_experts": "--replay-layers must be the number of layers in the engine's payload (those without "

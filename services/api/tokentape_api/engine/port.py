@@ -139,7 +139,7 @@ class Engine(Protocol):
         """
 
     async def ready(self) -> None:
-        """Raises `EngineUnavailable` or `EngineTimeout` unless the engine says that it is healthy."""
+        """Raises a `TokentapeError` unless the engine says that it is healthy."""
 
     async def probe(self, wait_s: float) -> Sequence[Check] | None:
         """What tiny generations hold of all that the recording needs; None if they run longer than `wait_s`.

@@ -11,7 +11,7 @@ from tokentape_api.engine import Engine
 from tokentape_api.responses import json_response
 from tokentape_api.services import Services
 from tokentape_contracts import limits
-from tokentape_contracts.errors import RetryableError
+from tokentape_contracts.errors import TokentapeError
 
 
 async def health(_: Request) -> Response:
@@ -57,6 +57,6 @@ async def _state(check: Awaitable[None]) -> str:
             await check
     except TimeoutError:
         return f"no answer within {limits.READY_TIMEOUT_S:g} s"
-    except RetryableError as error:
+    except TokentapeError as error:
         return error.detail
     return "ok"
