@@ -65,12 +65,14 @@ class TokentapeError(Exception):
     """The root of the tree.
 
     Args:
-        detail: one sentence for a person: what was wrong, where, and what to change.
+        detail: one sentence for a person: what was wrong, where, and what to change. Half characters, which
+            no reply could carry, become their escapes: it may quote a stranger.
     """
 
     code: ClassVar[str] = ""
 
     def __init__(self, detail: str) -> None:
+        detail = detail.encode(errors="backslashreplace").decode()
         super().__init__(detail)
         self.detail = detail
 

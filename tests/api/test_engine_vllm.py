@@ -159,6 +159,13 @@ def _answer(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda answer: answer.update(changes)
 
 
+def _shaped(*shape: int) -> str:
+    """An .npy payload of 132 values that says it has this shape."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": shape})
+    return base64.b64encode(file.getvalue() + bytes(4 * 132)).decode()
+
+
 LOGPROBS = [{"logprob": -0.5}] * 2
 BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "prompt ignored": (_answer(prompt_token_ids=[1, 2]), "ignores kv_transfer_params.prompt_token_ids"),
@@ -179,6 +186,11 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "two dimensions": (_choice(routed_experts=npy(np.zeros((22, 3), np.uint8))), r"shape is \[22, 3\]"),
     "other layers": (_choice(routed_experts=npy(replay_rows(0, 22, 4, 2))), "4 layers, but --replay-layers"),
     "not .npy": (_choice(routed_experts="AAAA"), "not an .npy file"),
+    "a shape below 0": (
+        _choice(routed_experts=_shaped(22, -3, -2)),
+        r"says that its shape is \[22, -3, -2\]",
+    ),
+    "a shape beyond 64 bits": (_choice(routed_experts=_shaped(22, 2**62 + 3, 2)), "says that its shape is"),
 }
 
 

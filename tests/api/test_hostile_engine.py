@@ -2,17 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
+import orjson
 import pytest
 
 from tests.support.application import SETTINGS, application, served
-from tests.support.scripted import ScriptedEngine
+from tests.support.scripted import ScriptedEngine, network
+from tokentape_api.engine import SGLangEngine, VLLMEngine
 from tokentape_api.settings import ApiSettings
 from tokentape_contracts import limits
+from tokentape_contracts.errors import EngineReplyInvalid, error_body
 from tokentape_core.domain.state import fold
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.render import ChatRenderer
@@ -94,6 +98,16 @@ ODD: dict[str, tuple[bytes, int]] = {
     "UTF-8": (b"HTTP/1.1 400 No\r\nX-A: \xe2\x82\xac\r\nContent-Length: 2\r\n\r\n{}", 400),
     "half of it": (b"HTTP/1.1 400 No\r\nX-A: \xe2\x82\r\nContent-Length: 2\r\n\r\n{}", 400),
     "a tab": (b"HTTP/1.1 400 No\r\nX-A: a\tb\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "early hints": (
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 400 No\r\nContent-Length: 2\r\n\r\n{}",
+        400,
+    ),
+    "interim answers": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" * 50
+        + b"HTTP/1.1 400 No\r\nContent-Length: 2\r\n\r\n{}",
+        400,
+    ),
+    "HTTP/1.0": (b"HTTP/1.0 400 No\r\n\r\n{}", 400),
     "no length": (b"HTTP/1.1 400 No\r\n\r\n{}", 400),
     "no reason": (b"HTTP/1.1 400\r\nContent-Length: 2\r\n\r\n{}", 400),
     "not modified": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", 304),
@@ -108,6 +122,18 @@ ODD: dict[str, tuple[bytes, int]] = {
     ),
 }
 """Answers that HTTP has, however odd: they are passed on."""
+
+
+DOUBTFUL: dict[str, bytes] = {
+    "only interim answers": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 3,
+    "length and chunks": b"HTTP/1.1 400 No\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"2\r\n{}\r\n0\r\n\r\n",
+    "an encoding of the transfer": b"HTTP/1.1 400 No\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+    "HTTP/9": b"HTTP/9.9 400 No\r\nContent-Length: 2\r\n\r\n{}",
+    "folded": b"HTTP/1.1 400 No\r\nX-B: a\r\n b\r\nContent-Length: 2\r\n\r\n{}",
+    "many headers": b"HTTP/1.1 400 No\r\n" + b"X-B: b\r\n" * 3_000 + b"Content-Length: 2\r\n\r\n{}",
+}
+"""Answers that some parsers take and others refuse."""
 
 
 @dataclass
@@ -171,7 +197,6 @@ def _good(engine: ScriptedEngine, renderer: ChatRenderer) -> dict[str, Any]:
     return engine.reply({"input_ids": renderer.render(CHAT["messages"]).tolist()}, "fine")
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", VALUES)
 async def test_a_value_that_json_cannot_carry(
     api: httpx.AsyncClient,
@@ -180,27 +205,100 @@ async def test_a_value_that_json_cannot_carry(
     store: MemoryStore,
     renderer: ChatRenderer,
     value: str,
-    place: str,
 ) -> None:
     """Wherever it stands: 502, nothing is recorded, and a good answer is recorded afterwards."""
-    answer = _good(engine, renderer)
-    good = json.dumps(answer).encode()
-    PLACES[place](answer)
-    raw[0].says = _http(
-        json.dumps(answer, ensure_ascii=False).encode().replace(f'"{HERE}"'.encode(), VALUES[value])
-    )
     session_id = (await api.post("/sessions")).json()["session_id"]
     url = f"/sessions/{session_id}/v1/chat/completions"
-    for stream in (False, True):
-        reply = await api.post(url, json={**CHAT, "stream": stream})
-        if reply.status_code == 200 and (place, value) in HARMLESS:
-            continue
-        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_reply_invalid"), reply.text
-    before = await _turns(store, session_id)
-    raw[0].says = _http(good)
-    assert (await api.post(url, json=CHAT)).status_code == 200
-    assert (await api.get(f"/sessions/{session_id}")).status_code == 200
-    assert await _turns(store, session_id) == before + 1
+    for place, put in PLACES.items():
+        answer = _good(engine, renderer)
+        good = json.dumps(answer).encode()
+        put(answer)
+        raw[0].says = _http(_with(answer, VALUES[value]))
+        for stream in (False, True):
+            reply = await api.post(url, json={**CHAT, "stream": stream})
+            if reply.status_code == 200 and (place, value) in HARMLESS:
+                continue
+            said = (reply.status_code, reply.json()["error"]["code"])
+            assert said == (502, "engine_reply_invalid"), f"{place}: {reply.text}"
+        before = await _turns(store, session_id)
+        raw[0].says = _http(good)
+        assert (await api.post(url, json=CHAT)).status_code == 200
+        assert (await api.get(f"/sessions/{session_id}")).status_code == 200
+        assert await _turns(store, session_id) == before + 1
+
+
+def _with(answer: Any, value: bytes) -> bytes:
+    """The JSON of an answer, with this value where `HERE` stands."""
+    return json.dumps(answer, ensure_ascii=False).encode().replace(f'"{HERE}"'.encode(), value)
+
+
+def _vllm_answer(prompt: list[int]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "fine", "tool_calls": []}
+    logprobs = {"content": [{"token": "x", "logprob": -0.5, "top_logprobs": []}] * 2}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
+    usage = {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    return {
+        "id": "chatcmpl-1",
+        "prompt_token_ids": prompt,
+        "choices": [{**choice, "token_ids": [7, 8], "weight_version": "1"}],
+        "usage": usage,
+    }
+
+
+def _fields(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where each value of an answer stands; the answer itself stands at ()."""
+    yield at
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield from _fields(inner, (*at, key))
+    for index, inner in enumerate(value[:2]) if isinstance(value, list) else ():
+        yield from _fields(inner, (*at, index))
+
+
+def _replaced(value: Any, at: tuple[Any, ...]) -> Any:
+    """The answer with `HERE` there."""
+    if not at:
+        return HERE
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    changed[at[0]] = _replaced(value[at[0]], at[1:])
+    return changed
+
+
+@pytest.mark.parametrize("adapter", [SGLangEngine, VLLMEngine])
+@pytest.mark.parametrize("value", VALUES)
+async def test_any_field_of_any_engine(
+    engine: ScriptedEngine, adapter: type[SGLangEngine | VLLMEngine], value: str
+) -> None:
+    """Whichever field it takes the place of, the error of a turn and the checks of the probe can be told."""
+    at: tuple[Any, ...] = ()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        return httpx.Response(200, content=_with(_replaced(answer(body), at), VALUES[value]))
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        if adapter is SGLangEngine:
+            return engine.reply(body, "fine")
+        return _vllm_answer(body["kv_transfer_params"]["prompt_token_ids"])
+
+    prompt = np.arange(10, 30, dtype=np.int32)
+    upstream = adapter("http://engine", timeout_s=5.0, **network(handle))
+    for at in _fields(answer({"input_ids": [1], "kv_transfer_params": {"prompt_token_ids": [1]}})):
+        try:
+            generated = await upstream.generate("s", prompt, CHAT, {})
+        except EngineReplyInvalid as error:
+            said = orjson.dumps(error_body(error))
+        else:
+            assert orjson.loads(generated.written) == generated.answer, at
+            said = b""
+        assert len(said) < 1_000, at
+        checks = await upstream.probe(5.0)
+        assert checks is not None
+        assert all(len(orjson.dumps(check)) < 1_000 for check in checks), at
+    await upstream.close()
 
 
 async def _turns(store: MemoryStore, session_id: str) -> int:
@@ -298,6 +396,22 @@ async def test_an_odd_answer(
     if path == "v1/models" and b"X-A: " in raw[0].says:
         sent = raw[0].says.partition(b"X-A: ")[2].partition(b"\r\n")[0]
         assert dict(reply.headers.raw)[b"x-a"] == sent
+
+
+@pytest.mark.parametrize("head", DOUBTFUL)
+@pytest.mark.parametrize("path", ["v1/chat/completions", "v1/models"])
+async def test_a_doubtful_answer(
+    api: httpx.AsyncClient, raw: tuple[RawEngine, str], head: str, path: str
+) -> None:
+    """It is passed on whole, or refused: there is an answer, and the next request gets its own."""
+    raw[0].says = DOUBTFUL[head]
+    session_id = (await api.post("/sessions")).json()["session_id"]
+    reply = await api.post(f"/sessions/{session_id}/{path}", json=CHAT)
+    codes = {502: "engine_reply_invalid", 503: "engine_unavailable"}
+    assert (reply.status_code, reply.content) == (400, b"{}") or (
+        reply.json()["error"]["code"] == codes[reply.status_code]
+    )
+    assert (await api.get("/health")).json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("content_type", [b"t\xe9xt", b"\xe2\x82\xac", b"\xff"])

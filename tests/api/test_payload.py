@@ -109,6 +109,50 @@ def test_npy(dtype: str) -> None:
     assert np.array_equal(found.reshape(values.shape), values)
 
 
+HEADERS = [
+    *(
+        "(" * 500,
+        "-" * 3_000 + "1",
+        "{[]: 1}",
+        "{1: 2, 'a': 3}",
+        "[]",
+        "5",
+        "'''",
+        "1 if",
+        "(\n  1\n 2",
+        "\0",
+    ),
+    *(
+        f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,)}}"
+        for descr in (
+            "()",
+            "('<i4',)",
+            "[('a',)]",
+            "[[]]",
+            "5",
+            "None",
+            "'<i4,<i4'",
+            "'M8[99999999999999999ns]'",
+        )
+    ),
+    "{'descr': '<i4', 'fortran_order': 0, 'shape': (1,)}",
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (1" + "0" * 5_000 + ",)}",
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (1.0,)}",
+]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("header", HEADERS, ids=lambda header: header[:40])
+def test_headers_that_are_none(header: str, version: int) -> None:
+    """numpy evaluates the header, and fails in many ways; it is one refusal."""
+    length = len(header).to_bytes(2 * version, "little")
+    payload = Payload("routed_experts", Npy())
+    payload.feed(base64.b64encode(b"\x93NUMPY" + bytes([version, 0]) + length + header.encode() + bytes(8)))
+    payload.close()
+    with pytest.raises(PayloadInvalid, match=r"npy file"):
+        payload.values()
+
+
 @pytest.mark.parametrize(
     ("data", "mention"),
     [

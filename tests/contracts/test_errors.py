@@ -125,3 +125,9 @@ def test_the_body_has_the_shape_that_openai_clients_read() -> None:
 def test_a_foreign_body_is_none_of_ours(body: object) -> None:
     """A proxy's or an engine's error body gives None, not a guess and not a crash."""
     assert error_from_body(body) is None
+
+
+def test_what_an_error_quotes_can_be_told() -> None:
+    """Half characters become their escapes; all else stays."""
+    error = TokentapeError("it says \ud83d, \udfff and ä\U0001f600\n")
+    assert error.detail == str(error) == "it says \\ud83d, \\udfff and ä\U0001f600\n"

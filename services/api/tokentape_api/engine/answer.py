@@ -5,9 +5,11 @@ itself and reports every one. Shapes: `P` prompt tokens, `O` output tokens, `N` 
 per token and layer.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -36,6 +38,15 @@ class Problem(Exception):
         super().__init__(detail)
         self.detail = detail
         self.is_missing = is_missing
+
+
+_REPR: Final = Repr()
+_REPR.maxstring = limits.QUOTED_VALUE_CHARS
+
+
+def quoted(value: Any) -> str:
+    """A value of an answer for a message: in part if it is long or nests deeply, half characters escaped."""
+    return _REPR.repr(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +111,6 @@ class Answer(ABC):
             written = self._written()
         except Problem as problem:
             raise EngineReplyInvalid(problem.detail) from problem
-        except RecursionError as error:  # of a message that quotes what came
-            raise EngineReplyInvalid(_TOO_DEEP) from error
         generation = Generation(
             output=output,
             logprobs=logprobs,
@@ -126,7 +135,7 @@ class Answer(ABC):
         """The finish reason."""
         finish = self.choice.get("finish_reason")
         if not isinstance(finish, str):
-            raise Problem(f"choices[0].finish_reason must be a string, not {finish!r}")
+            raise Problem(f"choices[0].finish_reason must be a string, not {quoted(finish)}")
         if finish == "abort":
             raise GenerationAborted(
                 "the engine interrupted the generation; nothing was recorded, send it again"
@@ -246,15 +255,14 @@ def _check_json(*recorded: Any) -> None:
                 raise Problem(f"the engine's answer holds the number {value!r}, beyond 64 bits")
         level = inner
     if any(isinstance(value, dict | list) for value in level):
-        raise Problem(_TOO_DEEP)
+        raise Problem(
+            "the engine's answer nests so deeply that no request could repeat it: the limit is "
+            f"{limits.JSON_DEPTH} levels"
+        )
 
 
 _LEVELS_OF_A_MESSAGE: Final = 2
 """A request is an object with a list of messages."""
-_TOO_DEEP: Final = (
-    "the engine's answer nests so deeply that no request could repeat it: the limit is "
-    f"{limits.JSON_DEPTH} levels"
-)
 _INTEGERS_END: Final = 2.0**63
 _HINTS: Final[Mapping[str, str]] = {
     "routed_experts": "--replay-layers must be the number of layers in the engine's payload (those without "
@@ -265,8 +273,8 @@ _HINTS: Final[Mapping[str, str]] = {
 
 def _check_shape(kind: str, shape: tuple[int, ...], expected: int, wanted: Wanted, count: int) -> None:
     """Whether the shape is that of the wanted rows."""
-    if len(shape) != 3 or int(np.prod(shape)) != count:
-        raise Problem(f"{kind} says that its shape is {list(shape)}, and has {count} values")
+    if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != count:
+        raise Problem(f"{kind} says that its shape is {quoted(list(shape))}, and has {count} values")
     if shape[0] != expected or not count:
         raise Problem(
             f"{kind} has shape {list(shape)}, but {_rows_and_start(expected, wanted)}: the engine's "
@@ -320,5 +328,4 @@ def log_probs(found: Sequence[Any]) -> Floats:
 
 
 def _no_log_prob(position: int, value: Any, why: str) -> Problem:
-    said = repr(value)[: limits.QUOTED_VALUE_CHARS]
-    return Problem(f"the log-prob of output token {position} is {said}: {why}")
+    return Problem(f"the log-prob of output token {position} is {quoted(value)}: {why}")

@@ -102,7 +102,7 @@ class Npy:
                 npy.read_magic(file)
             ]
             self.shape, fortran, dtype = read(file)
-        except (KeyError, ValueError) as error:
+        except Exception as error:  # numpy evaluates the header, and what that raises is in no list
             raise PayloadInvalid(f"not an .npy file ({error})") from error
         if fortran or dtype.str not in _NPY_DTYPES:
             order = "Fortran" if fortran else "C"

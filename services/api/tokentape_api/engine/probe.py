@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from tokentape_api.engine import stop
-from tokentape_api.engine.answer import Answer, Problem, Sent
+from tokentape_api.engine.answer import Answer, Problem, Sent, quoted
 from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Wanted
 from tokentape_contracts import limits
 from tokentape_contracts.errors import TokentapeError
@@ -176,7 +176,7 @@ def _checks(answer: Answer) -> Iterator[Check]:
     def logprobs() -> str:
         return f"{len(answer.logprobs())}, one for each sampled token, all finite"
 
-    yield _check("finish", lambda: f"finish_reason is {answer.finish()!r}")
+    yield _check("finish", lambda: f"finish_reason is {quoted(answer.finish())}")
     yield _check("ids", ids)
     yield _check("log-probs", logprobs)
     yield _check("counts", lambda: _counts(answer))
@@ -189,9 +189,9 @@ def _counts(answer: Answer) -> str:
         if not isinstance(meta.get(name), int):
             raise Problem(f"{name} is missing: a router may strip it", is_missing=True)
     cached = meta.get("cached_tokens")
-    noted = (
-        f"{cached} cached" if cached is not None else "cached_tokens does not come: it will not be counted"
-    )
+    noted = "cached_tokens does not come: it will not be counted"
+    if cached is not None:
+        noted = f"{quoted(cached)} cached"
     return f"{meta['prompt_tokens']} in, {meta['completion_tokens']} out, {noted}"
 
 
@@ -199,11 +199,9 @@ def _weight_version(answer: Answer) -> str:
     """An engine need not have one; a note then says what that means."""
     meta = answer.meta()
     version = meta.get("weight_versions") or meta.get("weight_version")
-    return (
-        str(version)
-        if version is not None
-        else "does not come: samples will not say what weights sampled them"
-    )
+    if version is None:
+        return "does not come: samples will not say what weights sampled them"
+    return quoted(version)
 
 
 def _rows(answer: Answer, kind: str) -> Look:

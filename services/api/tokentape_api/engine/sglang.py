@@ -7,7 +7,7 @@ with their log-probs, and the routing replay payloads: base64 of int32 without a
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tokentape_api.engine.answer import Answer, Problem, token_ids
+from tokentape_api.engine.answer import Answer, Problem, quoted, token_ids
 from tokentape_api.engine.client import HttpEngine
 from tokentape_api.engine.payload import Narrow
 from tokentape_api.engine.port import Wanted
@@ -34,9 +34,10 @@ class SGLangAnswer(Answer):
     def message(self) -> dict[str, Any]:
         message = self.choice.get("message")
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            sent = message.get("content") if isinstance(message, dict) else message
             raise Problem(
                 "choices[0].message.content must be a string, also beside tool calls; the engine sent "
-                f"{message.get('content') if isinstance(message, dict) else message!r}. Check the engine's "
+                f"{quoted(sent)}. Check the engine's "
                 "version and its --tool-call-parser"
             )
         return message
@@ -51,8 +52,8 @@ class SGLangAnswer(Answer):
             )
         if count != sent:
             raise Problem(
-                f"meta_info.prompt_tokens is {count}, but {sent} input_ids were sent: the engine or a "
-                "router before it ignores input_ids"
+                f"meta_info.prompt_tokens is {quoted(count)}, but {sent} input_ids were sent: the engine or "
+                "a router before it ignores input_ids"
             )
 
     def read_output(self) -> Ids:
@@ -104,7 +105,7 @@ class SGLangAnswer(Answer):
                 is_missing=True,
             )
         if (count := meta.get("completion_tokens")) != len(triples):
-            raise Problem(f"{_TRIPLES} has {len(triples)} entries, completion_tokens says {count}")
+            raise Problem(f"{_TRIPLES} has {len(triples)} entries, completion_tokens says {quoted(count)}")
         return triples
 
 

@@ -8,7 +8,7 @@ routed experts (base64 of an `.npy` file) in its choice.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tokentape_api.engine.answer import Answer, Problem, token_ids
+from tokentape_api.engine.answer import Answer, Problem, quoted, token_ids
 from tokentape_api.engine.client import HttpEngine
 from tokentape_api.engine.payload import Npy
 from tokentape_api.engine.port import Wanted
@@ -29,7 +29,9 @@ class VLLMAnswer(Answer):
         message = self.choice.get("message")
         content = message.get("content") if isinstance(message, dict) else message
         if not isinstance(message, dict) or not isinstance(content, str | None):
-            raise Problem(f"choices[0].message.content must be a string or null; the engine sent {content!r}")
+            raise Problem(
+                f"choices[0].message.content must be a string or null; the engine sent {quoted(content)}"
+            )
         return {**message, "content": content or ""}
 
     def check_prompt(self) -> None:
@@ -57,7 +59,7 @@ class VLLMAnswer(Answer):
         count = self._usage().get("completion_tokens", len(ids))
         if count != len(ids):
             raise Problem(
-                f"choices[0].token_ids has {len(ids)} entries, usage.completion_tokens says {count}"
+                f"choices[0].token_ids has {len(ids)} entries, usage.completion_tokens says {quoted(count)}"
             )
         return token_ids(ids, "choices[0].token_ids")
 
