@@ -193,7 +193,7 @@ def encode_samples(
         _ensure_ids(session["accumulated_token_ids"], "accumulated_token_ids")
     content = {"samples": metas, "session_metadata": session, "empty_reason": empty_reason}
     try:
-        json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        json = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
     except TypeError as error:
         raise MalformedSamples(f"{META} cannot be JSON: {error}") from error
     tensors[META] = np.frombuffer(json, np.uint8)
@@ -304,19 +304,20 @@ _ALWAYS_FINITE: Final = frozenset({str, int, bool, type(None)})
 
 def _ensure_finite(value: Any, where: str) -> None:
     """JSON would turn a NaN reward into null, which means "no reward". What holds itself has no JSON."""
-    left, seen = [value], 0
+    left, seen = [value], 1
     while left:
-        value, seen = left.pop(), seen + 1
-        if seen > limits.SAMPLE_VALUES:
-            raise MalformedSamples(f"{where} holds itself, or more than {limits.SAMPLE_VALUES} values")
+        value = left.pop()
         if type(value) in _ALWAYS_FINITE:
             continue
-        if isinstance(value, dict):
-            left.extend(value.values())
-        elif isinstance(value, list | tuple):
-            left.extend(value)
+        if isinstance(value, dict | list | tuple):
+            seen += len(value)
+            if seen > limits.SAMPLE_VALUES:
+                raise MalformedSamples(f"{where} holds itself, or more than {limits.SAMPLE_VALUES} values")
+            left.extend(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, float | np.floating) and not math.isfinite(value):
             raise MalformedSamples(f"{where} holds {value}, which JSON cannot carry")
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise MalformedSamples(f"{where} holds an array with NaN or infinity, which JSON cannot carry")
 
 
 def _wire_array(value: Any, row: Wire, where: str) -> NDArray[Any]:

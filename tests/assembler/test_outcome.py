@@ -4,7 +4,8 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -310,6 +311,18 @@ def _doubled(times: int) -> list[Any]:
     return value
 
 
+def _many_cycles() -> list[Any]:
+    """Whoever follows it one list at a time runs out of memory long before it has seen too many values."""
+    value: list[Any] = []
+    value += [value] * 100_000
+    return value
+
+
+@dataclass
+class _Nan:
+    value: float = float("nan")
+
+
 def _nested(levels: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(levels):
@@ -323,6 +336,7 @@ def _nested(levels: int) -> list[Any]:
         *(float("nan"), float("inf"), np.float64("nan"), 2**64, -(2**64), 10**400, 1j, object(), {1, 2}),
         *("\ud800", {"\udfff": 1}, {1: "key"}, {None: 1}, {(1, 2): 3}, b"bytes", _cycle(), _doubled(200)),
         *(_nested(300), _nested(100_000), np.array([1.0, 2j]), [float("nan")] * 3, range(3), print),
+        *(np.array([1.0, np.nan]), np.array([np.inf], np.float16), np.longdouble(1), _Nan(), _many_cycles()),
     ],
     ids=lambda left: str(type(left).__name__),
 )
@@ -338,8 +352,79 @@ async def test_metadata_that_json_cannot_carry(left: Any) -> None:
     began = time.monotonic()
     result = await outcome_of(job(turn_id(1)), store, _decode, Hooks(DEFAULT_HOOKS.pick, finish))
     assert isinstance(result.error, HookFailed), result.error
-    assert "the finish hook left" in result.error.detail
+    assert "finish hook tests.assembler.test_outcome.test_metadata_" in result.error.detail
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("field", "left"),
+    [
+        *(("loss_mask", left) for left in (None, 5, "11", ["1", "1"], [None, {}], np.ones((2, 2)), [2, 2])),
+        *(("rollout_log_probs", left) for left in (None, "x", [10**400, 1], [[-1.0], [-1.0]], [np.nan, 0])),
+        *(("response_length", left) for left in (None, "2", 2.0, [1], float("nan"), 10**30, -2)),
+        *(("tokens", left) for left in (None, 5, [2**64, 2, 3, 4], [-1, 2, 3, 4], ["a"] * 4)),
+        *(("metadata", left) for left in (None, [], "x")),
+        *(("reward", left) for left in (object(), 2**70, np.float32("inf"), _cycle())),
+        *(("status", "completed"), ("response", "\ud800"), ("rollout_routed_experts", "x")),
+    ],
+    ids=lambda value: f"{value!r:.20}",
+)
+async def test_fields_that_a_sample_cannot_hold(field: str, left: Any) -> None:
+    """Whatever a finish hook leaves where a field belongs, its name stands in the refusal."""
+
+    def finish(samples: Sequence[LeafSample], metadata: object) -> None:
+        setattr(samples[0].sample, field, left)
+
+    await _refused(Hooks(DEFAULT_HOOKS.pick, finish))
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("\ud800"), SystemExit(3), RecursionError("deep"), StopIteration(), UserWarning()]
+)
+async def test_a_hook_that_raises(raised: BaseException) -> None:
+    """Whatever it raises; what it says can be told."""
+
+    def hook(*_: object) -> Any:
+        raise raised
+
+    await _refused(Hooks(hook, DEFAULT_HOOKS.finish))
+    await _refused(Hooks(DEFAULT_HOOKS.pick, hook))
+
+
+@pytest.mark.parametrize("seq", [1, 2, [], None])
+async def test_a_leaf_of_the_hooks_own(seq: Any) -> None:
+    """A pick hook returns leaves that it was given, and nothing that looks like one."""
+
+    def hook(_: object) -> Any:
+        return [SimpleNamespace(turn=SimpleNamespace(seq=seq))]
+
+    await _refused(Hooks(hook, DEFAULT_HOOKS.finish))
+
+
+async def _refused(hooks: Hooks) -> None:
+    """The hook is named, and the refusal can be stored."""
+    store = MemoryStore()
+    await store.open(SID, opened(mode="tree"))
+    await store.append(SID, 1, replace(turn(1, 0, [1, 2], [3, 4]), parent=0))
+    result = await outcome_of(job(turn_id(1)), store, _decode, hooks)
+    assert isinstance(result.error, HookFailed), result.error
+    assert "hook tests.assembler.test_outcome.test_" in result.error.detail
+    assert dict(result.to_hash())
+
+
+async def test_mismatches_of_a_hooks_own() -> None:
+    """A hook that puts something else where the mismatches stand is no failure; nothing is counted."""
+    for left in (5, [5], [{"type": 5}], [{"type": [1]}], [{"type": np.array([1, 2])}]):
+
+        def finish(samples: Sequence[LeafSample], metadata: object, left: Any = left) -> None:
+            samples[0].sample.metadata["tito_session_mismatch"] = left
+
+        store = MemoryStore()
+        await store.open(SID, opened(mode="tree"))
+        await store.append(SID, 1, replace(turn(1, 0, [1, 2], [3, 4]), parent=0))
+        result = await outcome_of(job(turn_id(1)), store, _decode, Hooks(DEFAULT_HOOKS.pick, finish))
+        assert result.error is None
+        assert result.counts.mismatches == {}
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from tokentape_contracts.events import SEALED_ID
 from tokentape_contracts.jobs import AssembleJob, JobResult
 from tokentape_contracts.samples import MalformedSamples, encode_samples
 from tokentape_core.comparison import comparison
-from tokentape_core.domain.assemble import Assembly, assemble, replay_turns
+from tokentape_core.domain.assemble import Assembly, assemble, name_of, replay_turns
 from tokentape_core.domain.path import Decode
 from tokentape_core.domain.state import SessionState, fold
-from tokentape_core.domain.tree import DEFAULT_HOOKS, Hooks
+from tokentape_core.domain.tree import DEFAULT_HOOKS, Finish, Hooks
 from tokentape_core.domain.view import Compare
 from tokentape_core.store import Store
 from tokentape_core.text.mismatch import Kind
@@ -96,7 +96,7 @@ async def outcome_of(
         )
         _ensure_accounted(state, assembly)
         lap("assemble")
-        payload = _encoded(assembly, state, job.contract)
+        payload = _encoded(assembly, state, job.contract, hooks.finish)
     except REFUSALS as error:
         return Assembled(b"", "", timing_ms, error, counts=Counts(lost=lost))
     digest = hashlib.sha256(payload).hexdigest()
@@ -125,7 +125,7 @@ def _ensure_accounted(state: SessionState, assembly: Assembly) -> None:
         )
 
 
-def _encoded(assembly: Assembly, state: SessionState, contract: int) -> bytes:
+def _encoded(assembly: Assembly, state: SessionState, contract: int, finish: Finish) -> bytes:
     """The payload.
 
     Raises:
@@ -138,7 +138,7 @@ def _encoded(assembly: Assembly, state: SessionState, contract: int) -> bytes:
     except MalformedSamples as error:
         if state.opened.mode != "tree":
             raise
-        raise HookFailed(f"the finish hook left what a sample cannot hold: {error}") from error
+        raise HookFailed(f"finish hook {name_of(finish)} left what a sample cannot hold: {error}") from error
 
 
 def _whole(state: SessionState | None, tail: str) -> SessionState:
@@ -173,5 +173,5 @@ def _counts(state: SessionState, assembly: Assembly) -> Counts:
         picked=assembly.picked,
         dropped=len(state.turns) - len(continued) - assembly.picked,
         tokens=assembly.accounting.fates,
-        mismatches=dict(Counter(kind for kind in types if kind in MISMATCHES)),
+        mismatches=dict(Counter(kind for kind in types if isinstance(kind, str) and kind in MISMATCHES)),
     )

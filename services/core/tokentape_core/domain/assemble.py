@@ -160,8 +160,8 @@ def _trained(items: Sequence[LeafSample], plans: Sequence[PathPlan], finish: Fin
                 continue
             if seq in trained:
                 raise HookFailed(
-                    f"after finish hook {_name(finish)} turn {seq} is trained in two samples: mask it in all "
-                    "but one, as tokentape_core.domain.tree.train_once does"
+                    f"after finish hook {name_of(finish)} turn {seq} is trained in two samples: mask it in "
+                    "all but one, as tokentape_core.domain.tree.train_once does"
                 )
             trained[seq] = Trained(tokens, plan)
     return trained
@@ -169,14 +169,20 @@ def _trained(items: Sequence[LeafSample], plans: Sequence[PathPlan], finish: Fin
 
 def _mask(item: LeafSample, finish: Finish) -> NDArray[np.bool_]:
     """bool[R]: which tokens of the sample's response are trained."""
-    sample, hook = item.sample, f"finish hook {_name(finish)}"
+    sample, hook = item.sample, f"finish hook {name_of(finish)}"
     where = f"in the sample of leaf {item.leaf.node_id}"
     try:
-        mask: NDArray[np.bool_] = np.asarray(sample.loss_mask) != 0
+        given = np.asarray(sample.loss_mask)
         log_probs = np.asarray(sample.rollout_log_probs, np.float64)
-        lengths = (len(mask), len(log_probs), sample.response_length, len(sample.tokens))
-    except (TypeError, ValueError) as error:
+        lengths = (len(given), len(log_probs), sample.response_length, len(sample.tokens))
+    except (TypeError, ValueError, OverflowError) as error:
         raise HookFailed(f"{hook} left no arrays {where}: {error}") from error
+    are_flat = given.ndim == log_probs.ndim == 1 and given.dtype.kind in "biuf"
+    if not are_flat or type(sample.response_length) is not int:
+        raise HookFailed(
+            f"{hook} left no flat loss_mask and rollout_log_probs of numbers, or a response_length that is "
+            f"no integer, {where}"
+        )
     if len(set(lengths[:3])) > 1 or lengths[2] > lengths[3]:
         raise HookFailed(
             f"{hook} left arrays of unequal lengths {where}: {lengths[0]} of loss_mask, {lengths[1]} of "
@@ -186,6 +192,7 @@ def _mask(item: LeafSample, finish: Finish) -> NDArray[np.bool_]:
         raise HookFailed(f"{hook} left the log-prob {log_probs[place]} {where}")
     if not isinstance(sample.status, Status) or not isinstance(sample.metadata, dict):
         raise HookFailed(f"{hook} left a status or metadata of another type {where}")
+    mask: NDArray[np.bool_] = given != 0
     if np.count_nonzero(mask) != sum(np.count_nonzero(mask[span]) for span in item.spans.values()):
         raise HookFailed(
             f"after {hook} tokens that no model sampled are trained {where}: its loss mask may be 1 on "
@@ -197,10 +204,9 @@ def _mask(item: LeafSample, finish: Finish) -> NDArray[np.bool_]:
 def _picked(all_leaves: Sequence[Leaf], pick: Pick) -> list[Leaf]:
     with _hook(pick):
         picked = list(pick(tuple(all_leaves)))
-        seqs = [leaf.turn.seq for leaf in picked]
-    known = {leaf.turn.seq for leaf in all_leaves}
-    if len(set(seqs)) != len(seqs) or not known.issuperset(seqs):
-        raise HookFailed(f"pick hook {_name(pick)} must return leaves that it was given, each at most once")
+    chosen, known = {id(leaf) for leaf in picked}, {id(leaf) for leaf in all_leaves}
+    if len(chosen) != len(picked) or not known.issuperset(chosen):
+        raise HookFailed(f"pick hook {name_of(pick)} must return leaves that it was given, each at most once")
     return picked
 
 
@@ -211,9 +217,10 @@ def _hook(hook: Callable[..., Any]) -> Iterator[None]:
         yield
     except MemoryError:  # says nothing about the hook: another time or place has more
         raise
-    except Exception as error:
-        raise HookFailed(f"hook {_name(hook)} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise HookFailed(f"hook {name_of(hook)} raised {type(error).__name__}: {error}") from error
 
 
-def _name(hook: Callable[..., Any]) -> str:
+def name_of(hook: Callable[..., Any]) -> str:
+    """What errors call a hook: its import path."""
     return f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', repr(hook))}"
