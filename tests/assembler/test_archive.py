@@ -302,12 +302,12 @@ def test_a_file_system_that_cannot_move(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("url", ["nosuchthing://bucket/x", "s3fsless+x://"])
-def test_an_archive_that_cannot_be_opened(url: str) -> None:
+def test_an_archive_that_cannot_be_opened(url: str, tmp_path: Path) -> None:
     """A worker does not start with an archive that fsspec does not know."""
     with pytest.raises(ArchiveError, match="archive-url cannot be used"):
         Archive(url)
     with pytest.raises(ArchiveError, match="archive-url cannot be used"):
-        run(AssemblerSettings(redis_url="redis://r", tokenizer="t", archive_url=url))
+        run(AssemblerSettings(redis_url="redis://r", tokenizer=str(tmp_path), archive_url=url))
 
 
 def test_the_url_is_not_shown() -> None:

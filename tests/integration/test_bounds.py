@@ -108,7 +108,7 @@ def _watched(url: str) -> Iterator[list[float]]:
         yield found
         said, _ = poll.communicate(b"\n")
     longest_s, count = said.split()
-    assert int(count) > 10
+    assert int(count) > 3
     found.append(float(longest_s))
 
 
