@@ -19,9 +19,9 @@ from tests.api.conftest import OpenSession
 from tests.api.test_refusals import check
 from tests.docs.markdown import DOCS, sections
 from tests.support.scripted import ScriptedEngine
-from tokentape_api import auth
-from tokentape_api.auth import ACCESS, Caller, Guard, Tokens, TokensError, read_tokens, token_digest
+from tokentape_api.http import access
 from tokentape_api.engine import SGLangEngine
+from tokentape_api.http.access import ACCESS, Caller, Guard, Tokens, TokensError, read_tokens, token_digest
 from tokentape_api.routes.proxy import GENERATING, HARMLESS
 from tokentape_api.settings import ApiSettings
 from tokentape_cli.main import main
@@ -468,7 +468,7 @@ async def test_every_entry_is_compared_in_constant_time(
         return real(one, other)
 
     tokens = Tokens(tokens_file)
-    monkeypatch.setattr(auth.hmac, "compare_digest", count)
+    monkeypatch.setattr(access.hmac, "compare_digest", count)
     for token in ("agent-a", "admin"):
         await tokens.caller(token)
     with pytest.raises(Unauthenticated):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from tokentape_api.connected import HANGUP, Hangup, while_connected
+from tokentape_api.http.connected import HANGUP, Hangup, while_connected
 
 
 def _request(hangup: Hangup) -> Request:

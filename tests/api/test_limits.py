@@ -30,11 +30,11 @@ from tests.api.test_refusals import check
 from tests.support.application import application, served
 from tests.support.scripted import ScriptedEngine, network
 from tests.support.sessions import opened, sealed, turn
-from tokentape_api.bodies import ChatRequest
-from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import EngineRefusal, SGLangEngine
-from tokentape_api.protocol import BoundedHttp
+from tokentape_api.http.bodies import ChatRequest
+from tokentape_api.http.server import BoundedHttp
+from tokentape_api.recording.cache import Sessions
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from tests.docs.markdown import DOCS
 from tokentape_api.app import build_app
-from tokentape_api.auth import ACCESS
+from tokentape_api.http.access import ACCESS
 from tokentape_api.openapi import CODES
 from tokentape_api.settings import ApiSettings
 from tokentape_contracts import limits

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import SGLangEngine
-from tokentape_api.protocol import BoundedHttp, BoundedServer
+from tokentape_api.http.server import BoundedHttp, BoundedServer
 from tokentape_api.settings import ApiSettings
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.families import get_family

@@ -11,14 +11,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tokentape_api import responses
-from tokentape_api.auth import Guard, Identified, Tokens
-from tokentape_api.bodies import Bodies
-from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine, EngineRefusal
-from tokentape_api.observed import Observed
-from tokentape_api.recorder import Recorder
+from tokentape_api.http import responses
+from tokentape_api.http.access import Guard, Identified, Tokens
+from tokentape_api.http.bodies import Bodies
+from tokentape_api.http.observed import Observed
+from tokentape_api.recording.cache import Sessions
+from tokentape_api.recording.recorder import Recorder
 from tokentape_api.routes import chat, health, metrics, proxy, samples, sessions
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings

@@ -7,7 +7,7 @@ path of any length.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tokentape_api.auth import ACCESS
+from tokentape_api.http.access import ACCESS
 from tokentape_contracts import limits
 from tokentape_contracts.errors import TABLE, Actor, TokentapeError
 from tokentape_contracts.http import (

@@ -8,7 +8,7 @@ from uvicorn import Config
 from tokentape_api.app import build_app
 from tokentape_api.collect import Collector
 from tokentape_api.engine import connect_engine
-from tokentape_api.protocol import BoundedHttp, BoundedServer
+from tokentape_api.http.server import BoundedHttp, BoundedServer
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits

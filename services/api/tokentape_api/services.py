@@ -4,11 +4,11 @@ from asyncio import Event
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tokentape_api.bodies import Bodies
-from tokentape_api.cache import Sessions
 from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine
-from tokentape_api.recorder import Recorder
+from tokentape_api.http.bodies import Bodies
+from tokentape_api.recording.cache import Sessions
+from tokentape_api.recording.recorder import Recorder
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
 from tokentape_api.work import Workers

@@ -47,7 +47,7 @@ class ApiSettings(TextSettings):
         replay_prefix: of which turn a row is taken that several turns sent, one of `REPLAY_PREFIX`: the last
             one's, or that of the turn in which its token was first read.
         indexer_topk: whether the indexer's choices are asked for, one of `INDEXER_TOPK`.
-        tokens_file: the callers' bearer tokens (`auth`); None for a server that asks for none.
+        tokens_file: the callers' bearer tokens (`http.access`); None for a server that asks for none.
         queue_redis_url: where the workers' queue is; None for where the sessions are. Never shown either.
         redis_wait_replicas: so many replicas must have a turn before it is answered; 0 waits for none.
         retention_s: a session that this process deletes stays in Redis for so long, for collects that were

@@ -76,7 +76,7 @@ def _api(given: argparse.Namespace) -> int:
     settings = options.resolve(given, (*options.API, *options.LOGS))
     options.required(settings, "engine-url", "tokenizer", "redis-url")
     checked = options.api_settings(settings)
-    from tokentape_api.auth import TokensError
+    from tokentape_api.http.access import TokensError
     from tokentape_api.run import run
     from tokentape_core.loading import LoadError
     from tokentape_core.text.errors import TokenizerError

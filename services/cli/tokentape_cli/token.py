@@ -13,7 +13,7 @@ _BYTES = 32
 
 def create(arguments: argparse.Namespace) -> int:
     """Prints the entry on standard output, so that `>>` adds it to the file, and the token on the other."""
-    from tokentape_api.auth import is_name, token_digest
+    from tokentape_api.http.access import is_name, token_digest
 
     for option in ("name", "tenant"):
         if not is_name(getattr(arguments, option)):

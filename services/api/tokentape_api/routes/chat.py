@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentape_api import stream
-from tokentape_api.bodies import ChatRequest
-from tokentape_api.connected import while_connected
-from tokentape_api.responses import JSON
+from tokentape_api.http.bodies import ChatRequest
+from tokentape_api.http.connected import while_connected
+from tokentape_api.http.responses import JSON
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 

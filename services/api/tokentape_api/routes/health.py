@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentape_api.engine import Engine
-from tokentape_api.responses import json_response
+from tokentape_api.http.responses import json_response
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 from tokentape_contracts.errors import TokentapeError

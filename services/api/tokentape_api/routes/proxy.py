@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tokentape_api.auth import caller_of
-from tokentape_api.connected import while_connected
 from tokentape_api.engine.port import Incoming
+from tokentape_api.http.access import caller_of
+from tokentape_api.http.connected import while_connected
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 from tokentape_contracts.errors import Forbidden, InvalidRequest, RouteNotFound, SessionDeleted

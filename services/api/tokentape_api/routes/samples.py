@@ -7,7 +7,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from tokentape_api.connected import while_connected
+from tokentape_api.http.connected import while_connected
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 from tokentape_contracts.errors import DeadlineExceeded, SessionDeleted, SessionNotFound

@@ -10,8 +10,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentape_api.auth import caller_of
-from tokentape_api.responses import JSON, json_response
+from tokentape_api.http.access import caller_of
+from tokentape_api.http.responses import JSON, json_response
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
 from tokentape_api.work import Sender

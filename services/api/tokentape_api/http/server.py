@@ -15,8 +15,8 @@ from typing import Final
 from uvicorn import Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tokentape_api.bodies import STALLED
-from tokentape_api.connected import HANGUP, Hangup
+from tokentape_api.http.bodies import STALLED
+from tokentape_api.http.connected import HANGUP, Hangup
 from tokentape_contracts import limits
 
 log = logging.getLogger("tokentape.api")

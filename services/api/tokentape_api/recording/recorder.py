@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from tokentape_api.bodies import ChatRequest
-from tokentape_api.cache import Sessions
 from tokentape_api.engine import Engine, Generated, Wanted
-from tokentape_api.prompts import build_prompt
+from tokentape_api.http.bodies import ChatRequest
+from tokentape_api.recording.cache import Sessions
+from tokentape_api.recording.prompts import build_prompt
 from tokentape_api.telemetry import Telemetry
 from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits

@@ -34,7 +34,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokentape_api.cache import Sessions
+from tokentape_api.recording.cache import Sessions
 from tokentape_contracts import limits
 from tokentape_contracts.errors import Forbidden, SessionNotFound, TokentapeError, Unauthenticated
 from tokentape_contracts.http import SCOPES

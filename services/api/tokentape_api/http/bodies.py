@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from tokentape_api.auth import caller_of
-from tokentape_api.connected import while_connected
+from tokentape_api.http.access import caller_of
+from tokentape_api.http.connected import while_connected
 from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits
 from tokentape_contracts.errors import InvalidRequest, Overloaded, RequestTooLarge

@@ -1,0 +1,1 @@
+"""A chat turn from its request to its event in the stream."""
