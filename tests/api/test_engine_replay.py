@@ -106,11 +106,11 @@ async def test_the_answer_is_stripped(
     changes = {where: {inner: bulk} if inner else bulk}
     engine.answer = lambda body: httpx.Response(200, json=engine.reply(body, "hi", **changes))
     found = await generate(upstream, {})
-    for part in (found.answer, found.generation.reply, found.generation.meta):
+    for part in (found.completion, found.generation.reply, found.generation.meta):
         text = orjson.dumps(part)
         assert b"routed_experts" not in text
         assert b"indexer_topk" not in text
-    assert found.answer["choices"][0]["message"]["content"] == "hi"
+    assert found.completion["choices"][0]["message"]["content"] == "hi"
 
 
 async def test_a_model_that_talks_about_payloads(upstream: SGLangEngine, engine: ScriptedEngine) -> None:
@@ -118,7 +118,7 @@ async def test_a_model_that_talks_about_payloads(upstream: SGLangEngine, engine:
     text = '{"meta_info": {"routed_experts": "' + "QUJD" * 30_000 + '"}} \\'
     engine.texts = [text]
     found = await generate(upstream, {"routed_experts": EXPERTS})
-    assert found.generation.message["content"] == found.answer["choices"][0]["message"]["content"] == text
+    assert found.generation.message["content"] == found.completion["choices"][0]["message"]["content"] == text
     assert len(found.replay["routed_experts"].values) == positions(found)
 
 

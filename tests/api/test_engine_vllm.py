@@ -118,8 +118,8 @@ async def test_the_prompt_is_not_stored_again(upstream: VLLMEngine) -> None:
     found = await generate(upstream)
     assert "prompt_token_ids" not in found.generation.reply
     assert {"message", "token_ids", "logprobs"}.isdisjoint(found.generation.reply["choices"][0])
-    assert found.answer["prompt_token_ids"] == PROMPT.tolist()
-    assert found.answer["choices"][0]["token_ids"] == [7, 8, 9]
+    assert found.completion["prompt_token_ids"] == PROMPT.tolist()
+    assert found.completion["choices"][0]["token_ids"] == [7, 8, 9]
 
 
 async def test_null_content(upstream: VLLMEngine, vllm: Scripted) -> None:
@@ -127,7 +127,7 @@ async def test_null_content(upstream: VLLMEngine, vllm: Scripted) -> None:
     vllm.change = lambda answer: answer["choices"][0]["message"].update(content=None)
     found = await generate(upstream)
     assert found.generation.message["content"] == ""
-    assert found.answer["choices"][0]["message"]["content"] is None
+    assert found.completion["choices"][0]["message"]["content"] is None
 
 
 async def test_weight_versions(upstream: VLLMEngine, vllm: Scripted) -> None:
@@ -146,7 +146,7 @@ async def test_routed_experts(upstream: VLLMEngine, vllm: Scripted, dtype: type)
         found = await generate(upstream, wanted)
         assert np.array_equal(found.replay["routed_experts"].values, rows)
         assert found.replay["routed_experts"].values.dtype == np.uint8
-        assert "routed_experts" not in found.answer["choices"][0]
+        assert "routed_experts" not in found.completion["choices"][0]
     assert "return_routed_experts" not in vllm.bodies[0]
     assert (await generate(upstream)).replay == {}
 

@@ -292,7 +292,7 @@ async def test_any_field_of_any_engine(
         except EngineReplyInvalid as error:
             said = orjson.dumps(error_body(error))
         else:
-            assert orjson.loads(generated.written) == generated.answer, at
+            assert orjson.loads(generated.written) == generated.completion, at
             said = b""
         assert len(said) < 1_000, at
         checks = await upstream.probe(5.0)

@@ -31,8 +31,8 @@ from tests.support.application import application, served
 from tests.support.scripted import ScriptedEngine, network
 from tests.support.sessions import opened, sealed, turn
 from tokentape_api.collect import Collector
+from tokentape_api.dialects.chat import ChatCompletion
 from tokentape_api.engine import EngineRefusal, SGLangEngine
-from tokentape_api.http.bodies import ChatRequest
 from tokentape_api.http.server import BoundedHttp
 from tokentape_api.recording.cache import Sessions
 from tokentape_api.settings import ApiSettings
@@ -407,8 +407,8 @@ async def test_all_bodies_of_a_process(
     """
     given = {"messages": [USER], "x": text}
     body = json.dumps(given, ensure_ascii=is_escaped).encode()
-    size = max(len(body), ChatRequest.parse(body).size)
-    assert (ChatRequest.parse(body).size > 4_000) == (len(text) > 1000)
+    size = max(len(body), ChatCompletion.parse(body).request.size)
+    assert (ChatCompletion.parse(body).request.size > 4_000) == (len(text) > 1000)
     monkeypatch.setattr(limits, "BODIES_BYTES", 2 * size)
     come, go = asyncio.Event(), asyncio.Event()
 

@@ -22,8 +22,9 @@ from tests.support.application import application, client_of
 from tests.support.scripted import ScriptedEngine, network
 from tokentape_api import telemetry
 from tokentape_api.app import build_app
+from tokentape_api.operations import operations
 from tokentape_api.settings import ApiSettings
-from tokentape_api.telemetry import CODES, ENGINE_CODES, OTHER_ROUTE, ROUTES, Telemetry
+from tokentape_api.telemetry import CODES, ENGINE_CODES, OTHER_ROUTE, Telemetry
 from tokentape_contracts.errors import BY_CODE, TABLE
 from tokentape_core import logs
 from tokentape_core.store import MemoryStore
@@ -182,7 +183,11 @@ def test_label_sets_are_those_of_the_code(store: MemoryStore, settings: ApiSetti
     """Routes are the application's, codes those of the error table."""
     unused: Any = None
     app = build_app(settings, store=store, engine=unused, renderer=unused, collector=unused)
-    assert [route.name for route in app.routes] == list(ROUTES)  # type: ignore[attr-defined]
+    routes = [operation.name for operation in operations()]
+    assert [route.name for route in app.routes] == routes  # type: ignore[attr-defined]
+    assert app.state.services.telemetry.requests.keys() == {
+        (route, status) for route in (*routes, OTHER_ROUTE) for status in telemetry.STATUSES
+    }
     assert set(CODES) == {error.code for error in TABLE} | {"engine_refused", "client_gone"}
     assert set(ENGINE_CODES) - {"engine_refused"} <= set(BY_CODE)
 

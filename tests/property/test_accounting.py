@@ -14,9 +14,10 @@ from tokentape_contracts.accounting import Accounting, Reason
 from tokentape_contracts.errors import RequestError
 from tokentape_contracts.events import Blob, ReplaySpec
 from tokentape_core.domain.assemble import assemble, expected_accounting
-from tokentape_core.domain.decide import Generation, record_turn
+from tokentape_core.domain.decide import Generation, draft_turn, record_turn
 from tokentape_core.domain.match import equivalent
 from tokentape_core.domain.position import Head, Position, position
+from tokentape_core.domain.request import ChatRequest
 from tokentape_core.domain.state import SessionState, Turn, apply, turn_id
 from tokentape_core.domain.tree import PICKS, Hooks, LeafSample, train_once
 
@@ -46,11 +47,10 @@ class Episode:
             return
         keep = at.parent.length - self._trim(at.parent) if at.parent else 0
         output = [next(self._tokens) for _ in range(draw(st.integers(0, 4)))]
+        asked = ChatRequest(messages, Head(tools, {}), stream=False, settings={}, size=0)
+        suffix = np.array(self._suffix(at), np.int32)
         event = record_turn(
-            self.state,
-            at,
-            keep,
-            np.array(self._suffix(at), np.int32),
+            draft_turn(self.state, asked, at, keep, suffix, requested_at=1.0),
             Generation(
                 np.array(output, np.int32),
                 np.full(len(output), -0.5),
@@ -62,9 +62,7 @@ class Episode:
             ),
             event_id=f"{len(self.state.turns):032x}",
             vocabulary=VOCABULARY,
-            request={},
             replay=_rows() if self.state.opened.replay and draw(st.booleans()) else {},
-            requested_at=1.0,
             committed_at=2.0,
         )
         self.state = apply(self.state, turn_id(len(self.state.turns) + 1), event)

@@ -9,8 +9,9 @@ from tests.support.sessions import assistant, sealed, state_of, turn, user
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, PrefixBroken, SessionDeleted, SessionFull
 from tokentape_contracts.events import TurnRecorded
-from tokentape_core.domain.decide import Generation, ensure_open, record_turn
+from tokentape_core.domain.decide import Generation, draft_turn, ensure_open, record_turn
 from tokentape_core.domain.position import Head, Position
+from tokentape_core.domain.request import ChatRequest
 from tokentape_core.domain.state import SessionState
 
 
@@ -50,17 +51,13 @@ def _record(
         {"model": "m"},
         {"cached_tokens": 1},
     )
+    asked = ChatRequest([user("q")], at.head, stream=False, settings={"temperature": 1}, size=0)
     return record_turn(
-        state,
-        at,
-        keep,
-        np.array([9], np.int32),
+        draft_turn(state, asked, at, keep, np.array([9], np.int32), requested_at=1.0),
         generation,
         event_id="e",
         vocabulary=VOCABULARY,
-        request={"temperature": 1},
         replay={},
-        requested_at=1.0,
         committed_at=2.0,
     )
 

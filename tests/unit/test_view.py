@@ -16,6 +16,7 @@ def _metadata(state: SessionState) -> dict[str, Any]:
     return session_metadata(state, expected_accounting(state))
 
 
+PATH = "/v1/chat/completions"
 CALL = [{"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]
 ONE = turn(
     messages=[user("q1"), assistant("a1")],
@@ -42,7 +43,7 @@ TWO = turn(
 
 def test_a_record_is_the_request_and_the_response() -> None:
     """The shape of one record, with the full messages and prompt ids, as existing tools read it."""
-    [record] = records(state_of(ONE))
+    [record] = records(state_of(ONE), PATH)
     record["request"]["input_ids"] = record["request"]["input_ids"].tolist()
     assert record == {
         "timestamp": 102.0,
@@ -80,7 +81,7 @@ def test_a_record_is_the_request_and_the_response() -> None:
 
 def test_a_later_record_repeats_its_path() -> None:
     """Messages and prompt ids are those that the engine received, tools those in force."""
-    _, record = records(state_of(ONE, TWO))
+    _, record = records(state_of(ONE, TWO), PATH)
     assert record["request"]["messages"] == [user("q1"), assistant("a1"), user("q2")]
     assert record["request"]["input_ids"].tolist() == [1, 2, 3, 7, 8]
     assert record["request"]["tools"] == [{"type": "function"}]
@@ -93,21 +94,21 @@ def test_a_later_record_repeats_its_path() -> None:
 def test_records_are_those_of_the_active_path() -> None:
     """A turn that was retried is not shown, and neither are tools where none are in force."""
     retry = turn(messages=[user("q1"), assistant("better")])
-    [record] = records(state_of(ONE, retry))
+    [record] = records(state_of(ONE, retry), PATH)
     assert record["response"]["choices"][0]["message"] == assistant("better")
     assert "tools" not in record["request"]
 
 
 def test_a_session_without_turns_has_no_records() -> None:
     """An opened session shows an empty list."""
-    assert list(records(state_of())) == []
+    assert list(records(state_of(), PATH)) == []
 
 
 def test_records_change_nothing_that_is_stored() -> None:
     """What is shown was put together anew: the events keep their own objects."""
     state = state_of(ONE)
     before = orjson.dumps(compact(state), option=orjson.OPT_SERIALIZE_NUMPY)
-    [record] = records(state)
+    [record] = records(state, PATH)
     record["response"]["choices"][0]["meta_info"].clear()
     record["request"]["messages"].clear()
     record["request"]["input_ids"][:] = 0
@@ -118,7 +119,7 @@ def test_records_change_nothing_that_is_stored() -> None:
 def test_views_can_be_written_as_json(turns: list) -> None:
     """Arrays and all: orjson with its numpy option takes every view as it is."""
     state = state_of(*turns)
-    content = [list(records(state)), compact(state), _metadata(state)]
+    content = [list(records(state, PATH)), compact(state), _metadata(state)]
     assert orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 

@@ -14,12 +14,12 @@ from starlette.routing import Route
 from tokentape_api.collect import Collector
 from tokentape_api.engine import Engine, EngineRefusal
 from tokentape_api.http import responses
-from tokentape_api.http.access import Guard, Identified, Tokens
+from tokentape_api.http.access import Identified, Tokens, ensure_allowed
 from tokentape_api.http.bodies import Bodies
 from tokentape_api.http.observed import Observed
+from tokentape_api.operations import Operation, operations
 from tokentape_api.recording.cache import Sessions
 from tokentape_api.recording.recorder import Recorder
-from tokentape_api.routes import chat, health, metrics, proxy, samples, sessions
 from tokentape_api.services import Services
 from tokentape_api.settings import ApiSettings
 from tokentape_api.telemetry import Telemetry
@@ -30,8 +30,8 @@ from tokentape_core.loading import load_matcher
 from tokentape_core.metrics import observe_lag
 from tokentape_core.store import Store
 from tokentape_core.text.render import ChatRenderer
+from tokentape_core.tracing import Tracing
 
-Handler = Callable[[Request], Awaitable[Response]]
 _ANY = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 
 
@@ -42,22 +42,22 @@ def build_app(
     engine: Engine,
     renderer: ChatRenderer,
     collector: Collector,
-    telemetry: Telemetry | None = None,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """The application. Nothing connects before its lifespan begins.
 
     Args:
-        telemetry: None for one that traces nothing.
+        tracing: where spans go; None for nowhere.
 
     Raises:
         LoadError: there is no such matcher.
         TokensError: the tokens file cannot be used.
     """
     tokens = Tokens(settings.tokens_file) if settings.tokens_file is not None else None
-    telemetry = telemetry or Telemetry()
+    rows = operations()
+    telemetry = Telemetry(tracing, [operation.name for operation in rows])
     cached = Sessions(store, telemetry)
     matchers = {**MATCHERS, settings.matcher: load_matcher(settings.matcher)}
-    guard = Guard(cached)
     workers = Workers()
     bodies = Bodies(workers)
     telemetry.work_waiting.set_function(workers.waiting)
@@ -91,21 +91,9 @@ def build_app(
             await store.close()
             await asyncio.to_thread(telemetry.tracing.close)
 
+    unguarded = [operation for operation in rows if operation.scope is None]
     app = Starlette(
-        routes=guard.before(
-            [
-                # First the one that is asked most: the router tries them in this order.
-                _route("POST /sessions/{sid}/v1/chat/completions", _post(chat.chat_completions), _ANY),
-                _route("GET /health", health.health),
-                _route("GET /ready", health.ready),
-                _route("GET /metrics", metrics.metrics),
-                _route("POST /sessions", sessions.open_session),
-                _route("GET /sessions/{sid}", sessions.get_session),
-                _route("DELETE /sessions/{sid}", sessions.delete_session),
-                _route("POST /sessions/{sid}/samples", _post(samples.collect_samples), _ANY),
-                _route("ANY /sessions/{sid}/{path:path}", proxy.forward, _ANY),
-            ]
-        ),
+        routes=[_route(operation, cached.tenant) for operation in rows],
         exception_handlers={
             TokentapeError: responses.on_tokentape_error,
             EngineRefusal: responses.on_engine_refusal,
@@ -114,8 +102,10 @@ def build_app(
             Exception: responses.on_defect,
         },
         middleware=[
-            Middleware(Observed, telemetry),
-            Middleware(Identified, tokens, responses.error_response),
+            Middleware(Observed, telemetry, {operation.name for operation in unguarded}),
+            Middleware(
+                Identified, tokens, {operation.path for operation in unguarded}, responses.error_response
+            ),
         ],
         lifespan=lifespan,
     )
@@ -125,18 +115,19 @@ def build_app(
     return app
 
 
-def _route(name: str, handler: Handler, methods: list[str] | None = None) -> Route:
-    """A route, by the name that metrics, logs and docs have for it."""
-    method, path = name.split()
-    return Route(path, handler, methods=methods or [method], name=name.replace("{path:path}", "{path}"))
+def _route(operation: Operation, tenant_of: Callable[[str], Awaitable[str | None]]) -> Route:
+    """An operation's route: who may not use it hears only that."""
+    path = operation.path.replace("{path}", "{path:path}")
+    if operation.scope is None:
+        return Route(path, operation.handler, methods=[operation.method], name=operation.name)
+    scope, method, handler = operation.scope, operation.method, operation.handler
+    # Below a session any method is taken: what is refused here must not reach the catch-all.
+    is_below = operation.below_session is not None
 
-
-def _post(handler: Handler) -> Handler:
-    """Takes every method, so that a wrong one is refused here and does not reach the catch-all."""
-
-    async def post_only(request: Request) -> Response:
-        if request.method != "POST":
-            raise MethodNotAllowed(f"{request.url.path} takes POST, not {request.method}")
+    async def guarded(request: Request) -> Response:
+        await ensure_allowed(request, scope, tenant_of)
+        if is_below and method not in ("ANY", request.method):
+            raise MethodNotAllowed(f"{request.url.path} takes {method}, not {request.method}")
         return await handler(request)
 
-    return post_only
+    return Route(path, guarded, methods=_ANY if is_below else [method], name=operation.name)

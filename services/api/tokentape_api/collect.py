@@ -12,7 +12,6 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Final
 
 import redis.asyncio
 from arq.constants import in_progress_key_prefix, job_key_prefix
@@ -33,8 +32,6 @@ from tokentape_core.store import redis_errors
 
 log = logging.getLogger(__name__)
 
-ENTRIES: Final = ("announcement", "result")
-"""What is read here that somebody else has written to Redis."""
 _READ_BLOCK_MS = 2_000
 _READ_PAUSE_S = 0.2
 _WAITERS_EXTRA_S = 60
@@ -73,7 +70,7 @@ class Collector:
         """Begins to read announcements.
 
         Args:
-            refused: hears of each entry in Redis that cannot be read, by what it should be, of `ENTRIES`.
+            refused: hears of each entry in Redis that cannot be read, by its kind (`telemetry.ENTRIES`).
         """
         self._refused = refused
         self._task = asyncio.create_task(self._read_announcements())

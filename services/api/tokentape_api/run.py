@@ -10,7 +10,6 @@ from tokentape_api.collect import Collector
 from tokentape_api.engine import connect_engine
 from tokentape_api.http.server import BoundedHttp, BoundedServer
 from tokentape_api.settings import ApiSettings
-from tokentape_api.telemetry import Telemetry
 from tokentape_contracts import limits
 from tokentape_core import heap, tracing
 from tokentape_core.store import RedisStore, connect
@@ -30,7 +29,7 @@ def build(settings: ApiSettings) -> Starlette:
         engine=connect_engine(settings),
         renderer=renderer,
         collector=Collector(connect(settings.queue_url), connect(settings.queue_url), client),
-        telemetry=Telemetry(tracing.from_environment("tokentape-api")),
+        tracing=tracing.from_environment("tokentape-api"),
     )
 
 

@@ -4,14 +4,13 @@ Every name is here and in docs/reference/telemetry.md, which a test compares.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from prometheus_client import Histogram
 from starlette.requests import ClientDisconnect
 
-from tokentape_api.collect import ENTRIES
 from tokentape_api.engine import EngineRefusal
 from tokentape_contracts.errors import (
     BY_CODE,
@@ -29,18 +28,6 @@ from tokentape_core.domain.replay import KINDS
 from tokentape_core.metrics import LAGS, Meter
 from tokentape_core.tracing import NoTracing, Tracing
 
-ROUTES: Final = (
-    "POST /sessions/{sid}/v1/chat/completions",
-    "GET /health",
-    "GET /ready",
-    "GET /metrics",
-    "POST /sessions",
-    "GET /sessions/{sid}",
-    "DELETE /sessions/{sid}",
-    "POST /sessions/{sid}/samples",
-    "ANY /sessions/{sid}/{path}",
-)
-"""The names of the application's routes."""
 OTHER_ROUTE: Final = "other"
 """Any other path."""
 STATUSES: Final = ("2xx", "3xx", "4xx", "5xx")
@@ -55,6 +42,8 @@ ENGINE_CODES: Final = (
 )
 STAGES: Final = ("position", "render", "engine", "append")
 TOKENS: Final = ("reused", "rendered", "sampled")
+ENTRIES: Final = ("announcement", "result")
+"""What a collect reads that somebody else has written to Redis."""
 SAMPLES: Final = "samples"
 """The outcome of a collect that has no error."""
 
@@ -63,23 +52,24 @@ class Telemetry:
     """The metrics of one API process, and what measures them.
 
     Args:
-        tracing: where spans go.
+        tracing: where spans go; None for nowhere.
+        routes: the names of the application's.
     """
 
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    def __init__(self, tracing: Tracing | None = None, routes: Sequence[str] = ()) -> None:
         self.tracing = tracing or NoTracing()
         self.meter = meter = Meter()
         meter.build_info()
         self.requests = meter.counters(
             "tokentape_api_requests_total",
             "Requests that were answered, by route and class of status.",
-            route=(*ROUTES, OTHER_ROUTE),
+            route=(*routes, OTHER_ROUTE),
             status=STATUSES,
         )
         self.request_seconds = meter.histograms(
             "tokentape_api_request_seconds",
             "From a request's head to the end of its answer.",
-            route=(*ROUTES, OTHER_ROUTE),
+            route=(*routes, OTHER_ROUTE),
         )
         self.errors = meter.counters("tokentape_api_errors_total", "Error replies, by code.", code=CODES)
         self.loop_lag_seconds = meter.histogram(

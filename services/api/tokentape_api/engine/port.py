@@ -36,13 +36,13 @@ class Generated:
 
     Attributes:
         generation: what is recorded.
-        answer: the engine's JSON without the routing replay payloads.
+        completion: the engine's JSON without the routing replay payloads.
         written: the same as bytes, for the client.
         replay: kind → rows, of the wanted payloads that the engine sent.
     """
 
     generation: Generation
-    answer: dict[str, Any]
+    completion: dict[str, Any]
     written: bytes
     replay: Mapping[str, Rows] = field(default_factory=dict)
 

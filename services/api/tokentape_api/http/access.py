@@ -22,40 +22,21 @@ import re
 import stat
 import time
 import tomllib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokentape_api.recording.cache import Sessions
 from tokentape_contracts import limits
 from tokentape_contracts.errors import Forbidden, SessionNotFound, TokentapeError, Unauthenticated
 from tokentape_contracts.http import SCOPES
 
 log = logging.getLogger("tokentape.api")
-
-Handler = Callable[[Request], Awaitable[Response]]
-
-ACCESS: Final[Mapping[str, str | None]] = {
-    "/health": None,
-    "/ready": None,
-    "/metrics": None,
-    "/sessions": "driver",
-    "/sessions/{sid}": "driver",
-    "/sessions/{sid}/samples": "driver",
-    "/sessions/{sid}/v1/chat/completions": "agent",
-    "/sessions/{sid}/{path:path}": "agent",
-}
-"""Route → the scope that it needs; None for the routes that take no token. A route that is not here is an
-error when the application is built."""
-_OPEN: Final = frozenset(path for path, scope in ACCESS.items() if scope is None)
 
 
 class TokensError(Exception):
@@ -96,71 +77,54 @@ class Identified:
 
     Args:
         tokens: None for a server that asks for none.
-        refuse: the reply of an error.
+        is_open: paths that take no token.
+        refuse: the reply of an error at a path.
     """
 
     def __init__(
-        self, app: ASGIApp, tokens: "Tokens | None", refuse: Callable[[TokentapeError], Response]
+        self,
+        app: ASGIApp,
+        tokens: "Tokens | None",
+        is_open: Container[str],
+        refuse: Callable[[TokentapeError, str], Response],
     ) -> None:
         self._app = app
         self._tokens = tokens
+        self._is_open = is_open
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
+        if scope["type"] == "http" and scope["path"] not in self._is_open:
             try:
                 caller = await self._tokens.caller(_bearer(Headers(scope=scope))) if self._tokens else ANYONE
             except Unauthenticated as error:
-                await self._refuse(error)(scope, receive, send)
+                await self._refuse(error, scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
 
 
-class Guard:
-    """Stands before the routes: nothing of a request is read before its sender is known to be allowed.
+async def ensure_allowed(
+    request: Request, scope: str, tenant_of: Callable[[str], Awaitable[str | None]]
+) -> None:
+    """Refuses a request whose sender may not send it, before anything of it is read.
 
     A session belongs to the tenant that opened it. For every other tenant there is no such session, so that
     nobody learns which ids are in use.
 
     Args:
-        sessions: tell whose a session is.
+        scope: what the request needs.
+        tenant_of: whose a session is; None if there is none.
+
+    Raises:
+        Forbidden: the caller lacks the scope.
+        SessionNotFound: it is another tenant's session, or none.
     """
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-
-    def before(self, routes: Iterable[Route]) -> list[Route]:
-        """The same routes behind this guard.
-
-        Raises:
-            RuntimeError: a route has no line in `ACCESS`.
-        """
-        return [self._guarded(route) for route in routes]
-
-    def _guarded(self, route: Route) -> Route:
-        try:
-            scope = ACCESS[route.path]
-        except KeyError:
-            raise RuntimeError(f"the route {route.path} has no scope in ACCESS") from None
-        if scope is None:
-            return route
-        handler: Handler = route.endpoint
-
-        @wraps(handler)
-        async def guarded(request: Request) -> Response:
-            await self._check(caller_of(request), scope, request.path_params.get("sid"))
-            return await handler(request)
-
-        return Route(route.path, guarded, methods=sorted(route.methods or ()), name=route.name)
-
-    async def _check(self, caller: Caller, scope: str, session_id: str | None) -> None:
-        if not caller.may(scope):
-            raise Forbidden(f"the token {caller.name!r} lacks the scope {scope!r}")
-        if session_id is None or caller.may("admin"):
-            return
-        if await self._sessions.tenant(session_id) != caller.tenant:
-            raise SessionNotFound("there is no such session")
+    caller, session_id = caller_of(request), request.path_params.get("sid")
+    if not caller.may(scope):
+        raise Forbidden(f"the token {caller.name!r} lacks the scope {scope!r}")
+    if session_id is not None and not caller.may("admin") and await tenant_of(session_id) != caller.tenant:
+        raise SessionNotFound("there is no such session")
 
 
 def _bearer(headers: Headers) -> str:

@@ -1,10 +1,9 @@
-"""Reading request bodies within their limits, and checking a chat request."""
+"""Reading request bodies within their limits."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -13,14 +12,10 @@ from tokentape_api.http.connected import while_connected
 from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits
 from tokentape_contracts.errors import InvalidRequest, Overloaded, RequestTooLarge
-from tokentape_contracts.http import marks_in, parse_object
-from tokentape_core.domain.position import Head
-from tokentape_core.domain.size import size_of_value
+from tokentape_contracts.http import marks_in
 
 T = TypeVar("T")
 
-_FOR_TEMPLATE: Final = ("reasoning_effort", "enable_thinking")
-"""Fields of a request that the chat template must get as well as the engine."""
 STALLED: Final = "tokentape.stalled"
 """Name of the ASGI extension that a request gets when its body has paused for `limits.REQUEST_BODY_S`."""
 
@@ -98,11 +93,6 @@ class Bodies:
             self.held -= size
 
 
-def _is_plain(body: bytes) -> bool:
-    """Whether the texts in a JSON body take no more memory than they are long: one byte a character."""
-    return body.isascii() and b"\\u" not in body
-
-
 def _cost(body: bytes) -> int:
     # A short body cannot hold so many values that it would be worth counting them.
     return len(body) // 64 + (marks_in(body) if len(body) > 2 * limits.WORK_INLINE_BYTES else 0)
@@ -128,73 +118,3 @@ async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> by
         if more and STALLED in request.scope.get("extensions", ()):
             raise InvalidRequest(f"nothing of the body's rest came for {limits.REQUEST_BODY_S:g} s")
     return b"".join(chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A checked chat request.
-
-    Attributes:
-        messages: the whole conversation, at least one message.
-        head: its tools, and arguments for the chat template.
-        stream: whether the client wants server-sent events.
-        include_usage: whether these end with the token counts.
-        fields: everything else, for the engine.
-        size: bytes of memory that it takes.
-    """
-
-    messages: list[dict[str, Any]]
-    head: Head
-    stream: bool
-    include_usage: bool
-    fields: Mapping[str, Any]
-    size: int
-
-    @classmethod
-    def parse(cls, body: bytes) -> "ChatRequest":
-        """Checks what the recording depends on; sampling parameters are the engine's to judge.
-
-        Raises:
-            InvalidRequest: what is wrong, and where.
-        """
-        fields = parse_object(body)
-        size = len(body) if _is_plain(body) else size_of_value(fields)
-        messages = fields.pop("messages", None)
-        if not isinstance(messages, list) or not messages:
-            raise InvalidRequest("messages must be a list of at least one message")
-        for index, message in enumerate(messages):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise InvalidRequest(f"messages[{index}] must be an object with a role")
-        if fields.get("n") not in (None, 1) or isinstance(fields.get("n"), bool):
-            raise InvalidRequest("n must be 1: a turn has one answer")
-        if _optional(fields, "continue_final_message", bool, "true or false"):
-            raise InvalidRequest(
-                "continue_final_message is not supported: an answer begins with the first token of its turn"
-            )
-        tools = _optional(fields, "tools", list, "a list")
-        template_kwargs = _template_kwargs(fields)
-        fields = {name: value for name, value in fields.items() if value is not None}
-        stream = _optional(fields, "stream", bool, "true or false") or False
-        options = _optional(fields, "stream_options", dict, "an object") or {}
-        include_usage = options.get("include_usage") is True
-        return cls(messages, Head(tools, template_kwargs), stream, include_usage, fields, size)
-
-
-def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
-    """`chat_template_kwargs`, and what stands beside it for the engine and is the template's business too.
-
-    An engine reads `reasoning_effort` "none" as thinking switched off, under either name that templates have
-    for it (SGLang's request class); a prompt that says otherwise would not fit the engine's parser.
-    """
-    given = _optional(fields, "chat_template_kwargs", dict, "an object") or {}
-    beside = {name: fields[name] for name in _FOR_TEMPLATE if fields.get(name) is not None}
-    if beside.get("reasoning_effort") == "none":
-        beside = {"thinking": False, "enable_thinking": False, **beside}
-    return {**beside, **{name: value for name, value in given.items() if value is not None}}
-
-
-def _optional(fields: dict[str, Any], name: str, kind: type, expected: str) -> Any:
-    value = fields.pop(name, None)
-    if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"{name} must be {expected}")
-    return value

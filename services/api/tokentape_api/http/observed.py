@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections.abc import Container
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,16 +16,19 @@ from tokentape_core import logs
 log = logging.getLogger("tokentape.api")
 
 _SESSION: Final = re.compile(rf"/sessions/([\w-]{{1,{limits.SESSION_ID_CHARS}}})(?:/|$)", re.ASCII)
-_QUIET: Final = frozenset({"GET /health", "GET /ready", "GET /metrics"})
-"""Asked every few seconds: their lines are at level DEBUG unless they fail."""
 
 
 class Observed:
-    """ASGI middleware; stands outside of everything that can refuse a request."""
+    """ASGI middleware; stands outside of everything that can refuse a request.
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+    Args:
+        quiet: routes that are asked every few seconds: their lines are at level DEBUG unless they fail.
+    """
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, quiet: Container[str]) -> None:
         self._app = app
         self._telemetry = telemetry
+        self._quiet = quiet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,5 +69,5 @@ class Observed:
                     line["caller"] = caller.name
                 if status >= 500 or is_cut:
                     line["level"] = logging.WARNING
-                elif route in _QUIET:
+                elif route in self._quiet:
                     line["level"] = logging.DEBUG

@@ -15,8 +15,8 @@ from tokentape_core.text.render import ChatRenderer, NotAppendable, Prompt, Rend
 
 async def build_prompt(
     renderer: ChatRenderer, workers: Workers, sender: Sender, at: Position, opened_at: float
-) -> tuple[Prompt, Ids]:
-    """The prompt of a request at its position, and all its tokens, int32[P].
+) -> Prompt:
+    """The prompt of a request at its position.
 
     Args:
         workers: render what would hold up the event loop, for this sender.
@@ -40,7 +40,7 @@ async def build_prompt(
         raise InvalidRequest(str(error)) from error
     if (length := prompt.keep + len(prompt.suffix)) > limits.PROMPT_TOKENS:
         raise PromptTooLong(f"the prompt has {length} tokens, more than {limits.PROMPT_TOKENS}")
-    return prompt, np.concatenate([before[: prompt.keep], prompt.suffix])
+    return prompt
 
 
 def _render(renderer: ChatRenderer, at: Position, before: Ids, opened_at: float) -> Prompt:

@@ -8,19 +8,18 @@ from dataclasses import replace
 from functools import partial
 
 from tokentape_api.engine import Engine, Generated, Wanted
-from tokentape_api.http.bodies import ChatRequest
 from tokentape_api.recording.cache import Sessions
 from tokentape_api.recording.prompts import build_prompt
 from tokentape_api.telemetry import Telemetry
 from tokentape_api.work import Sender, Workers
 from tokentape_contracts import limits
 from tokentape_contracts.errors import CannotExtend, MatcherFailed, SessionNotFound, TemplateMismatch
-from tokentape_contracts.events import Blob, Ids, TurnRecorded
-from tokentape_contracts.http import pinned
-from tokentape_core.domain.decide import ensure_open, record_turn
+from tokentape_contracts.events import Blob, TurnRecorded
+from tokentape_core.domain.decide import draft_turn, ensure_open, record_turn
 from tokentape_core.domain.match import Matcher
 from tokentape_core.domain.position import Position, new_root, position
 from tokentape_core.domain.replay import Rows, deduplicate, first_row, sources
+from tokentape_core.domain.request import ChatRequest
 from tokentape_core.domain.state import SessionState, Turn
 from tokentape_core.store import SeqTaken, Store
 from tokentape_core.text.render import ChatRenderer, Prompt
@@ -57,7 +56,7 @@ class Recorder:
         self._clock = clock
 
     async def chat(
-        self, session_id: str, chat: ChatRequest, headers: Mapping[str, str], cost: int
+        self, session_id: str, asked: ChatRequest, headers: Mapping[str, str], cost: int
     ) -> Generated:
         """Generates and records one turn, and only then returns what the engine answered (INV-1).
 
@@ -77,38 +76,25 @@ class Recorder:
             ensure_open(state)
             self._ensure_same_template(state)
             sender = Sender(state.opened.tenant, session_id)
-            find = partial(position, state, chat.messages, self._matcher(state), chat.head)
+            find = partial(position, state, asked.messages, self._matcher(state), asked.head)
             at = await self._workers.run(cost, sender, find)
         with self._telemetry.stage("render"):
-            at, prompt, tokens = await self._prompt(state, sender, at, chat)
-        settings = pinned(chat.fields, state.opened.pins)
-        if at.head.template_kwargs:
-            settings["chat_template_kwargs"] = at.head.template_kwargs
-        if at.head.tools and chat.head.tools == []:
-            # They stay in the prompt of a conversation that empties them, and must not be called.
-            settings.setdefault("tool_choice", "none")
-        request = {**settings, "messages": chat.messages}
-        if at.head.tools:
-            request["tools"] = at.head.tools
+            at, prompt = await self._prompt(state, sender, at, asked)
+        draft = draft_turn(state, asked, at, prompt.keep, prompt.suffix, requested_at)
         wanted = {
             kind: Wanted(first_row(spec, at.parent, prompt.keep), spec.layers)
             for kind, spec in state.opened.replay.items()
         }
         with self._telemetry.stage("engine"):
             headers = self._telemetry.tracing.continued(headers)
-            generated = await self._engine.generate(session_id, tokens, request, headers, wanted)
+            generated = await self._engine.generate(session_id, draft.prompt, draft.request, headers, wanted)
         blobs = await self._blobs(session_id, at.parent, generated.replay)
         event = record_turn(
-            state,
-            at,
-            prompt.keep,
-            prompt.suffix,
+            draft,
             generated.generation,
             event_id=uuid.uuid4().hex,
             vocabulary=self._renderer.tokenizer.size,
-            request=settings,
             replay={kind: blob for kind, (blob, _) in blobs.items()},
-            requested_at=requested_at,
             committed_at=self._clock(),
         )
         with self._telemetry.stage("append"):
@@ -119,23 +105,21 @@ class Recorder:
         return generated
 
     async def _prompt(
-        self, state: SessionState, sender: Sender, at: Position, chat: ChatRequest
-    ) -> tuple[Position, Prompt, Ids]:
-        """Where the request belongs after all, its prompt, and all tokens of that, int32[P]."""
+        self, state: SessionState, sender: Sender, at: Position, asked: ChatRequest
+    ) -> tuple[Position, Prompt]:
+        """Where the request belongs after all, and its prompt."""
         try:
             return await self._prompt_at(state, sender, at)
         except CannotExtend:
             if state.opened.mode != "tree" or at.parent is None:
                 raise
         # The template cannot append these messages: the whole conversation begins a new root.
-        return await self._prompt_at(state, sender, new_root(chat.messages, at.head, "not_appendable"))
+        return await self._prompt_at(state, sender, new_root(asked.messages, at.head, "not_appendable"))
 
-    async def _prompt_at(
-        self, state: SessionState, sender: Sender, at: Position
-    ) -> tuple[Position, Prompt, Ids]:
+    async def _prompt_at(self, state: SessionState, sender: Sender, at: Position) -> tuple[Position, Prompt]:
         at = self._with_defaults(at)
         opened_at = state.opened.opened_at
-        return at, *await build_prompt(self._renderer, self._workers, sender, at, opened_at)
+        return at, await build_prompt(self._renderer, self._workers, sender, at, opened_at)
 
     def _with_defaults(self, at: Position) -> Position:
         """A conversation begins with the server's template arguments, where the request names no others."""

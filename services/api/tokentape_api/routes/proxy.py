@@ -1,6 +1,7 @@
 """The catch-all: anything else under `/sessions/{sid}/…` goes to the engine."""
 
 import re
+from collections.abc import Container
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 from urllib.parse import quote
@@ -15,9 +16,6 @@ from tokentape_api.http.connected import while_connected
 from tokentape_api.services import Services
 from tokentape_contracts import limits
 from tokentape_contracts.errors import Forbidden, InvalidRequest, RouteNotFound, SessionDeleted
-
-_OWN: Final = frozenset({"", "samples", "v1/chat/completions"})
-"""Paths below a session that are ours."""
 
 GENERATING: Final = frozenset(
     {
@@ -62,14 +60,18 @@ its own key: a token that lies in an agent's sandbox must not do that."""
 _ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 
 
-async def forward(request: Request) -> Response:
-    """Forwards a request of an existing session, unrecorded, to the same path under the engine's URL."""
+async def forward(request: Request, ours: Container[str]) -> Response:
+    """Forwards a request of an existing session, unrecorded, to the same path under the engine's URL.
+
+    Args:
+        ours: paths below a session that the API answers itself.
+    """
     services: Services = request.app.state.services
     session_id, path = request.path_params["sid"], request.path_params["path"]
     query = request.scope["query_string"].decode("latin-1")
     _check(path, query)
     name = "/".join(part for part in path.split("/") if part).lower()
-    if name in _OWN:
+    if name in ours:
         # A slash too many: forwarded, it would reach the engine and be recorded nowhere.
         raise RouteNotFound(f"there is no {request.scope['path']}; spell it without the superfluous slash")
     if name in GENERATING:

@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokentape_api.dialects import chat
 from tokentape_api.http.access import caller_of
 from tokentape_api.http.responses import JSON, json_response
 from tokentape_api.services import Services
@@ -104,7 +105,8 @@ def _dump_records(services: Services, session_id: str, state: SessionState) -> b
         )
     compare = comparison(services.renderer, state.opened.template, state.opened.opened_at)
     metadata = view.session_metadata(state, expected_accounting(state), compare)
-    return _dump({"session_id": session_id, "metadata": metadata}, records=view.records(state))
+    records = view.records(state, f"/{chat.DIALECT.path}")
+    return _dump({"session_id": session_id, "metadata": metadata}, records=records)
 
 
 def _dump(content: Mapping[str, Any], **lists: Iterable[Any]) -> bytes:

@@ -1,18 +1,22 @@
-"""Decisions: may a session go on, and which event does a generation become?
+"""Decisions: may a session go on, what is the engine asked, and which event does its generation become?
 
 Nothing here changes state. A rejected or failed request therefore leaves no trace: the head moves only when
 an event is in the stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, PrefixBroken, SessionDeleted, SessionFull
 from tokentape_contracts.events import Blob, Floats, Ids, TurnRecorded
+from tokentape_contracts.http import pinned
 from tokentape_contracts.tokens import first_bad_log_prob
 from tokentape_core.domain.position import Position
+from tokentape_core.domain.request import ChatRequest
 from tokentape_core.domain.state import SessionState
 
 
@@ -54,43 +58,86 @@ class Generation:
     meta: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A turn before its generation.
+
+    Attributes:
+        at: where it belongs.
+        keep: how many of the parent's tokens the prompt reuses.
+        suffix: int32[S], the prompt's other tokens.
+        messages: the whole conversation as the request has it.
+        settings: how to sample, pins and template arguments included.
+        requested_at: Unix seconds.
+    """
+
+    at: Position
+    keep: int
+    suffix: Ids
+    messages: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    requested_at: float
+
+    @property
+    def prompt(self) -> Ids:
+        """int32[P], all tokens of the prompt."""
+        if self.at.parent is None:
+            return self.suffix
+        return np.concatenate([self.at.parent.tokens[: self.keep], self.suffix])
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What the engine is asked beside the prompt: it reads an answer by messages and tools."""
+        tools = {"tools": self.at.head.tools} if self.at.head.tools else {}
+        return {**self.settings, "messages": self.messages, **tools}
+
+
+def draft_turn(
+    state: SessionState, asked: ChatRequest, at: Position, keep: int, suffix: Ids, requested_at: float
+) -> Draft:
+    """The turn that a request asks for, at its position and with its prompt.
+
+    Raises:
+        PrefixBroken: the prompt would drop more of the parent's tokens than the family allows (INV-2).
+    """
+    parent_length = at.parent.length if at.parent else 0
+    if keep < 0 or not 0 <= parent_length - keep <= state.opened.max_trim_tokens:
+        raise PrefixBroken(f"the prompt keeps {keep} of the parent's {parent_length} tokens")
+    settings = pinned(asked.settings, state.opened.pins)
+    if at.head.template_kwargs:
+        settings["chat_template_kwargs"] = at.head.template_kwargs
+    if at.head.tools and asked.head.tools == []:
+        # They stay in the prompt of a conversation that empties them, and must not be called.
+        settings.setdefault("tool_choice", "none")
+    return Draft(at, keep, suffix, asked.messages, settings, requested_at)
+
+
 def record_turn(
-    state: SessionState,
-    at: Position,
-    keep: int,
-    suffix: Ids,
+    draft: Draft,
     generation: Generation,
     *,
     event_id: str,
     vocabulary: int,
-    request: Mapping[str, Any],
     replay: Mapping[str, Blob],
-    requested_at: float,
     committed_at: float,
 ) -> TurnRecorded:
-    """The event of one generation.
+    """The event of a draft's generation.
 
     Args:
-        keep: how many of the parent's tokens the prompt reused.
-        suffix: int32[S], the prompt's other tokens.
         vocabulary: ids below this are the tokenizer's.
         replay: what is stored of the engine's routing replay rows.
 
     Raises:
-        PrefixBroken: the prompt would drop more of the parent's tokens than the family allows (INV-2).
         EngineReplyInvalid: no model samples such tokens: see `_ensure_possible`.
     """
-    parent_length = at.parent.length if at.parent else 0
-    trimmed = parent_length - keep
-    if keep < 0 or not 0 <= trimmed <= state.opened.max_trim_tokens:
-        raise PrefixBroken(f"the prompt keeps {keep} of the parent's {parent_length} tokens")
     _ensure_possible(generation, vocabulary)
+    at = draft.at
     inherited = at.parent.tools if at.parent else None
     return TurnRecorded(
         id=event_id,
         parent=at.parent.seq if at.parent else 0,
-        keep=keep,
-        suffix=suffix,
+        keep=draft.keep,
+        suffix=draft.suffix,
         output=generation.output,
         logprobs=generation.logprobs,
         finish=generation.finish,
@@ -98,11 +145,11 @@ def record_turn(
         messages=[*at.new_messages, {**generation.message, "role": "assistant"}],
         tools=None if at.head.tools == inherited else at.head.tools,
         altered=list(at.altered),
-        request=request,
+        request=draft.settings,
         reply=generation.reply,
         meta=generation.meta,
         replay=replay,
-        requested_at=requested_at,
+        requested_at=draft.requested_at,
         committed_at=committed_at,
     )
 

@@ -51,16 +51,19 @@ def mismatch(turn: Turn, compare: Compare | None) -> dict[str, Any]:
     return {} if found is None else {"tito_session_mismatch": found}
 
 
-def records(state: SessionState) -> Iterator[dict[str, Any]]:
+def records(state: SessionState, path: str) -> Iterator[dict[str, Any]]:
     """The turns of the active path as requests and responses, each made when it is wanted.
 
     The shape is that of the Miles session server's `GET /sessions/{sid}`. A request shows the full `messages`
     and `input_ids`, so the answer grows with turns times length: it is for people and for existing tools.
+
+    Args:
+        path: where chat completions are asked for.
     """
-    return map(_record, state.head.path if state.head else ())
+    return (_record(turn, path) for turn in (state.head.path if state.head else ()))
 
 
-def _record(turn: Turn) -> dict[str, Any]:
+def _record(turn: Turn, path: str) -> dict[str, Any]:
     event = turn.event
     tokens = turn.tokens
     messages = [message for t in turn.path for message in t.event.messages]
@@ -78,7 +81,7 @@ def _record(turn: Turn) -> dict[str, Any]:
         "timestamp": event.committed_at,
         "request_timestamp": event.requested_at,
         "method": "POST",
-        "path": "/v1/chat/completions",
+        "path": path,
         "status_code": 200,
         "request": request,
         "response": {**event.reply, "id": event.response_id, "choices": [choice]},
