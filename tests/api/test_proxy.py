@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.conftest import OpenSession
 from tests.support.application import SETTINGS, application, served
-from tests.support.scripted import ScriptedEngine
+from tests.support.scripted import ScriptedEngine, unreachable
 from tokentape_contracts import limits
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.render import ChatRenderer
@@ -61,7 +61,7 @@ async def test_health_and_ready(api: httpx.AsyncClient, engine: ScriptedEngine) 
     """/health says that the process lives, whatever /ready says of Redis and the engine."""
 
     def down(_: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
+        raise unreachable()
 
     engine.take_over = down
     reply = await api.get("/ready")

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
 from tests.api.conftest import OpenSession
-from tests.support.scripted import ScriptedEngine
+from tests.support.scripted import ScriptedEngine, unreachable
 from tokentape_contracts import limits
 from tokentape_contracts.errors import BY_CODE, TABLE
 from tokentape_core.text.render import ChatRenderer
@@ -154,9 +155,9 @@ async def test_engine_refusal_passes_through(
     assert await session.records() == []
 
 
-def _raises(error: type[Exception]) -> Answer:
+def _raises(error: Exception) -> Answer:
     def answer(_: ScriptedEngine, __: dict[str, Any]) -> httpx.Response:
-        raise error("broken")
+        raise error
 
     return answer
 
@@ -174,9 +175,9 @@ def _text(content: bytes) -> Answer:
 
 
 BAD_ANSWERS: dict[str, tuple[Answer, int, str, str]] = {
-    "down": (_raises(httpx.ConnectError), 503, "engine_unavailable", "cannot be reached"),
-    "broke off": (_raises(httpx.ReadError), 503, "engine_unavailable", "broke off"),
-    "timeout": (_raises(httpx.ReadTimeout), 504, "engine_timeout", "in time"),
+    "down": (_raises(unreachable()), 503, "engine_unavailable", "cannot be reached"),
+    "broke off": (_raises(aiohttp.ServerDisconnectedError()), 503, "engine_unavailable", "broke off"),
+    "timeout": (_raises(aiohttp.ServerTimeoutError()), 504, "engine_timeout", "in time"),
     "no JSON": (_text(b"<html>"), 502, "engine_reply_invalid", "not JSON"),
     "no object": (_text(b"[]"), 502, "engine_reply_invalid", "not an object"),
     "no choices": (_says(answer={"choices": []}), 502, "engine_reply_invalid", "one choice"),

@@ -2,14 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 import httpx
 import pytest
 from hypothesis import settings as hypothesis_settings
+from yarl import URL
 
 from tests.support.application import SETTINGS, application, served, small_qwen, small_renderer
+from tokentape_api.engine.port import Incoming
+from tokentape_api.engine.transport import AiohttpNetwork
 from tokentape_core.store import MemoryStore
 from tokentape_core.text.tokenizer import Tokenizer
 
@@ -22,16 +26,19 @@ def tokenizer() -> Tokenizer:
     return small_qwen()
 
 
-class OneHost(httpx.AsyncHTTPTransport):
+class OneHost(AiohttpNetwork):
     """The network, of which every address that was asked for is kept."""
 
     def __init__(self) -> None:
-        super().__init__(trust_env=False)
-        self.hosts: set[tuple[str, int | None]] = set()
+        super().__init__()
+        self.hosts: set[tuple[str | None, int | None]] = set()
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.hosts.add((request.url.host, request.url.port))
-        return await super().handle_async_request(request)
+    def send(
+        self, method: str, url: str, content: bytes, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Incoming]:
+        asked = URL(url, encoded=True)
+        self.hosts.add((asked.host, asked.port))
+        return super().send(method, url, content, headers)
 
 
 @dataclass
@@ -45,7 +52,8 @@ class RawEngine:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         self.heads.append(head)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        body = b"" if head.startswith(b"HEAD ") else b"ok"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n" + body)
         await writer.drain()
         self.bodies.append(await reader.read())
         writer.close()
@@ -58,7 +66,7 @@ class Wire:
     port: int
     session_id: str
     engine: RawEngine
-    transport: OneHost
+    network: OneHost
 
     def took(self) -> list[bytes]:
         """The heads that the engine got since the last call."""
@@ -69,7 +77,7 @@ class Wire:
 @pytest.fixture(scope="module")
 def wire(tokenizer: Tokenizer) -> Iterator[Wire]:
     """uvicorn with httptools, as `tokentape api` runs it, in front of a raw engine."""
-    engine, transport = RawEngine(), OneHost()
+    engine, network = RawEngine(), OneHost()
     ports: list[int] = []
     up, down = threading.Event(), threading.Event()
 
@@ -77,9 +85,9 @@ def wire(tokenizer: Tokenizer) -> Iterator[Wire]:
         upstream = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
         engine.port = upstream.sockets[0].getsockname()[1]
         settings = replace(SETTINGS, engine_url=f"http://127.0.0.1:{engine.port}")
-        network = {"transport": transport}
         renderer = small_renderer(tokenizer)
-        async with served(application(renderer, MemoryStore(), network, settings, timeout_s=5.0)) as port:
+        app = application(renderer, MemoryStore(), {"network": network}, settings, timeout_s=5.0)
+        async with served(app) as port:
             ports.append(port)
             up.set()
             await asyncio.to_thread(down.wait)
@@ -89,6 +97,6 @@ def wire(tokenizer: Tokenizer) -> Iterator[Wire]:
     thread.start()
     assert up.wait(30)
     opened = httpx.post(f"http://127.0.0.1:{ports[0]}/sessions", trust_env=False).json()
-    yield Wire(ports[0], opened["session_id"], engine, transport)
+    yield Wire(ports[0], opened["session_id"], engine, network)
     down.set()
     thread.join(10)

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
 import uvicorn
+from aiohttp.client_reqrep import ConnectionKey
 from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -30,42 +32,33 @@ def replay_rows(start: int, stop: int, layers: int, choices: int) -> NDArray[np.
     return ((7 * position + 3 * layer + choice) % 128).astype(np.int32)
 
 
-class HandledGenerations:
-    """Generations that a function answers; what it raises is what the network does."""
+class HandledNetwork:
+    """A network in which a function answers; what it raises is what the network does."""
 
-    def __init__(self, handle: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> None:
+    def __init__(self, handle: Callable[[httpx.Request], Any]) -> None:
         self._handle = handle
 
     @asynccontextmanager
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> AsyncIterator[Incoming]:
+    async def send(
+        self, method: str, url: str, content: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[Incoming]:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        response = await self._handle(httpx.Request("POST", url, content=content, headers=raw))
-        yield Incoming(response.status_code, response.headers, response.aiter_bytes())
+        answer = self._handle(httpx.Request(method, url, content=content, headers=raw))
+        response = await answer if inspect.isawaitable(answer) else answer
+        yield Incoming(response.status_code, response.headers.raw, aiter(response.stream))
 
     async def close(self) -> None: ...
 
 
+def unreachable() -> aiohttp.ClientConnectorError:
+    """What aiohttp raises where nobody listens."""
+    nowhere = ConnectionKey("engine", 80, False, True, None, None, None)
+    return aiohttp.ClientConnectorError(nowhere, OSError(111, "refused"))
+
+
 def network(handle: Callable[[httpx.Request], Any]) -> dict[str, Any]:
     """The arguments by which an engine adapter sends everything to this function."""
-
-    class Stream(httpx.AsyncByteStream):
-        """A body that has not been read yet, as a network's."""
-
-        def __init__(self, content: bytes) -> None:
-            self._content = content
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield self._content
-
-    async def streamed(request: httpx.Request) -> httpx.Response:
-        reply = await handled(request)
-        return httpx.Response(reply.status_code, headers=reply.headers, stream=Stream(reply.content))
-
-    async def handled(request: httpx.Request) -> httpx.Response:
-        answer = handle(request)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return {"transport": httpx.MockTransport(streamed), "generations": HandledGenerations(handled)}
+    return {"network": HandledNetwork(handle)}
 
 
 @dataclass

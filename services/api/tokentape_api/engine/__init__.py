@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-import httpx
-
 from tokentape_api.engine.client import HttpEngine
-from tokentape_api.engine.port import Check, Engine, EngineRefusal, Generated, Generations, Wanted
+from tokentape_api.engine.port import Check, Engine, EngineRefusal, Generated, Network, Wanted
 from tokentape_api.engine.sglang import SGLangEngine
 from tokentape_api.engine.vllm import VLLMEngine
 from tokentape_api.settings import ApiSettings
@@ -15,23 +13,18 @@ ADAPTERS: Final[Mapping[str, type[HttpEngine]]] = {"sglang": SGLangEngine, "vllm
 """Engine (of `tokentape_api.settings.ENGINES`) → adapter."""
 
 
-def connect_engine(
-    settings: ApiSettings,
-    transport: httpx.AsyncBaseTransport | None = None,
-    generations: Generations | None = None,
-) -> HttpEngine:
+def connect_engine(settings: ApiSettings, network: Network | None = None) -> HttpEngine:
     """The engine of these settings. Connects to nothing yet.
 
     Args:
-        transport, generations: replace the network, for tests.
+        network: None for the real one.
     """
     return ADAPTERS[settings.engine](
         settings.engine_url,
         timeout_s=settings.engine_timeout_s,
         replay=wanted(settings),
         incremental=settings.replay == "incremental",
-        transport=transport,
-        generations=generations,
+        network=network,
     )
 
 
@@ -50,7 +43,7 @@ __all__ = [
     "Engine",
     "EngineRefusal",
     "Generated",
-    "Generations",
+    "Network",
     "SGLangEngine",
     "VLLMEngine",
     "Wanted",

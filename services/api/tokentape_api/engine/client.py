@@ -4,7 +4,6 @@ An adapter adds what differs: which fields ask for a generation, and the rules o
 """
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -12,29 +11,30 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 import aiohttp
-import httpx
 import orjson
+from yarl import URL
 
 from tokentape_api.engine import headers as proxy_headers
 from tokentape_api.engine.answer import Answer, Sent
 from tokentape_api.engine.body import Body
-from tokentape_api.engine.port import NOTHING, Check, EngineRefusal, Generated, Generations, Incoming, Wanted
+from tokentape_api.engine.port import (
+    NOTHING,
+    Check,
+    EngineRefusal,
+    Forwarded,
+    Generated,
+    Incoming,
+    Network,
+    Wanted,
+)
 from tokentape_api.engine.probe import Probe
-from tokentape_api.engine.transport import AiohttpGenerations, forwarding_transport
+from tokentape_api.engine.transport import AiohttpNetwork
 from tokentape_contracts import limits
 from tokentape_contracts.errors import EngineReplyInvalid, EngineTimeout, EngineUnavailable, text_of
 from tokentape_contracts.events import Ids
 
 T = TypeVar("T")
 
-_UNREACHABLE: Final = (
-    aiohttp.ClientConnectorError,
-    aiohttp.ConnectionTimeoutError,
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-)
-_BROKEN_OFF: Final = re.compile("disconnected|closed connection|incomplete")
-"""In what httpx says of an answer that ended too early; it has the same error for one that is no HTTP."""
 _PIECE: Final = 64 * 1024
 """Bytes of an answer that are searched and decoded before the event loop turns."""
 _INLINE: Final = 64 * 1024
@@ -50,7 +50,7 @@ class HttpEngine(ABC):
         timeout_s: the longest generation.
         replay: the payloads that turns will ask for, so that the probe asks for them too.
         incremental: whether turns will ask for the rows from a later position on.
-        transport, generations: replace the network, for tests.
+        network: None for the real one.
     """
 
     answer_class: ClassVar[type[Answer]]
@@ -72,23 +72,16 @@ class HttpEngine(ABC):
         timeout_s: float,
         replay: Mapping[str, Wanted] = NOTHING,
         incremental: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
-        generations: Generations | None = None,
+        network: Network | None = None,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
+        url = URL(base_url.rstrip("/"))
+        self._base_url = str(url)
         self._generation_url = f"{self._base_url}/v1/chat/completions"
-        self._shown_url = str(httpx.URL(self._base_url).copy_with(userinfo=b""))
+        self._shown_url = str(url.with_user(None))
         """What agents may read in an error."""
         self._timeout_s = timeout_s
         self._probe = Probe(self._ask, replay, incremental)
-        self._client = httpx.AsyncClient(
-            # The engine has one deadline for the whole answer; httpx's begin anew with every chunk.
-            timeout=httpx.Timeout(None, connect=limits.ENGINE_CONNECT_S),
-            headers={"accept-encoding": "identity"},
-            transport=transport or forwarding_transport(),
-            trust_env=False,
-        )
-        self._generations = generations or AiohttpGenerations()
+        self._network = network or AiohttpNetwork()
 
     @abstractmethod
     def fields(self, prompt: Ids, replay: Mapping[str, Wanted]) -> dict[str, Any]:
@@ -107,31 +100,30 @@ class HttpEngine(ABC):
     @asynccontextmanager
     async def forward(
         self, session_id: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> AsyncIterator[Incoming]:
-        url = httpx.URL(f"{self._base_url}/{path}", query=query.encode() or None)
-        # httpx would refuse text that is not ASCII, which are the bytes that came in.
-        sent = [
-            (name.encode("latin-1"), value.encode("latin-1"))
-            for name, value in proxy_headers.to_engine(session_id, headers).items()
-        ]
+    ) -> AsyncIterator[Forwarded]:
+        url = f"{self._base_url}/{path}" + (f"?{query}" if query else "")
+        sent = {"accept-encoding": "identity", **proxy_headers.to_engine(session_id, headers)}
         with _engine_errors(self._shown_url):
             async with (
                 asyncio.timeout(self._timeout_s),
-                self._client.stream(method, url, content=body, headers=sent) as response,
+                self._network.send(method, url, body, sent) as incoming,
             ):
-                # As bytes, each a character: that is how Starlette writes them again.
-                answered = httpx.Headers(response.headers.raw, encoding="latin-1")
-                proxy_headers.ensure_head(response.status_code, answered)
+                answered = proxy_headers.joined(incoming.headers)
+                proxy_headers.ensure_head(incoming.status, answered)
                 received = proxy_headers.to_client(session_id, self._base_url, answered)
-                yield Incoming(response.status_code, received, response.aiter_raw())
+                yield Forwarded(incoming.status, received, incoming.body)
 
     async def ready(self) -> None:
         is_healthy = False
         try:
             with _engine_errors(self._shown_url):
-                response = await self._client.get(f"{self._base_url}/health", timeout=limits.READY_TIMEOUT_S)
-            if response.status_code != 200:
-                raise EngineUnavailable(f"the engine's /health answers {response.status_code}")
+                async with (
+                    asyncio.timeout(limits.READY_TIMEOUT_S),
+                    self._network.send("GET", f"{self._base_url}/health", b"", {}) as incoming,
+                ):
+                    status = incoming.status
+            if status != 200:
+                raise EngineUnavailable(f"the engine's /health answers {status}")
             is_healthy = True
         finally:
             if not is_healthy:
@@ -142,8 +134,7 @@ class HttpEngine(ABC):
 
     async def close(self) -> None:
         await self._probe.close()
-        await self._client.aclose()
-        await self._generations.close()
+        await self._network.close()
 
     async def _ask(self, session_id: str, sent: Sent, request: Mapping[str, Any]) -> Answer:
         """An answer whose rules have not been checked."""
@@ -170,7 +161,7 @@ class HttpEngine(ABC):
         with _engine_errors(self._shown_url):
             async with (
                 asyncio.timeout(self._timeout_s),
-                self._generations.post(self._generation_url, content, sent_headers) as incoming,
+                self._network.send("POST", self._generation_url, content, sent_headers) as incoming,
             ):
                 if incoming.status != 200:
                     raise await _refusal(incoming)
@@ -195,7 +186,8 @@ async def _refusal(incoming: Incoming) -> EngineRefusal:
     Raises:
         EngineReplyInvalid: it refuses nothing, or cannot be passed on.
     """
-    content_type = incoming.headers.get("content-type", "application/octet-stream")
+    headers = proxy_headers.joined(incoming.headers)
+    content_type = headers.get("content-type", "application/octet-stream")
     proxy_headers.ensure_head(incoming.status, {"content-type": content_type})
     if incoming.status < 300:
         raise EngineReplyInvalid(f"the engine answered {incoming.status}: neither an answer nor a refusal")
@@ -224,19 +216,15 @@ async def _pieces(incoming: Incoming) -> AsyncIterator[bytes]:
 
 @contextmanager
 def _engine_errors(url: str) -> Iterator[None]:
-    """Maps what aiohttp and httpx raise: the one border where their errors become ours."""
+    """Maps what aiohttp raises: the one border where its errors become ours."""
     try:
         yield
-    except _UNREACHABLE as error:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise EngineUnavailable(f"the engine at {url} cannot be reached: {text_of(error)}") from error
-    except (httpx.TimeoutException, TimeoutError) as error:
+    except TimeoutError as error:
         raise EngineTimeout(f"the engine at {url} did not answer in time ({type(error).__name__})") from error
     except aiohttp.ClientResponseError as error:  # of bytes that are no HTTP; its text has the whole URL
         said = " ".join(error.message.split())
         raise EngineReplyInvalid(f"what the engine at {url} sent is not HTTP: {said}") from error
-    except httpx.RemoteProtocolError as error:
-        if not _BROKEN_OFF.search(str(error)):
-            raise EngineReplyInvalid(f"what the engine at {url} sent is not HTTP: {error}") from error
-        raise EngineUnavailable(f"the engine at {url} broke off: {error}") from error
-    except (httpx.TransportError, aiohttp.ClientError) as error:
+    except aiohttp.ClientError as error:
         raise EngineUnavailable(f"the engine at {url} broke off: {text_of(error)}") from error

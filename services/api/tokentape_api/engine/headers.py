@@ -1,6 +1,6 @@
 """Which headers cross the proxy, and what of an answer's head can be passed on at all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tokentape_contracts.errors import EngineReplyInvalid
 from tokentape_contracts.http import ROUTING_HEADER
@@ -45,6 +45,15 @@ def to_client(session_id: str, base_url: str, headers: Mapping[str, str]) -> dic
     if target is not None and target.startswith("/") and not target.startswith("//"):
         kept["location"] = f"/sessions/{session_id}{target}"
     return kept
+
+
+def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name in lower case, each byte a character, as Starlette writes them; equal names joined."""
+    found: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
 
 
 def ensure_head(status: int, headers: Mapping[str, str]) -> None:

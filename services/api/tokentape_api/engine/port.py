@@ -62,7 +62,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An answer on its way: status, headers (whatever their case), and the body as it comes in."""
+    """An answer on its way: status, headers as the engine wrote them, and the body as it comes in."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """An answer that is passed on: status, headers for the client, and the body as it comes in."""
 
     status: int
     headers: Mapping[str, str]
@@ -84,15 +93,16 @@ class Check:
     detail: str
 
 
-class Generations(Protocol):
-    """Where the requests for generations go."""
+class Network(Protocol):
+    """Where requests to the engine go."""
 
-    def post(
-        self, url: str, content: bytes, headers: Mapping[str, str]
+    def send(
+        self, method: str, url: str, content: bytes, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[Incoming]:
-        """Sends one POST, and never a second time.
+        """Sends one request, and never a second time.
 
         Args:
+            url: percent-encoded; it arrives as it is.
             headers: each character of a value is one byte, as Starlette reads them.
 
         Raises:
@@ -130,8 +140,11 @@ class Engine(Protocol):
 
     def forward(
         self, session_id: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> AbstractAsyncContextManager[Incoming]:
+    ) -> AbstractAsyncContextManager[Forwarded]:
         """Sends any other request on, to a path under the engine's base URL.
+
+        Args:
+            path, query: percent-encoded.
 
         Raises:
             EngineUnavailable, EngineTimeout: the latter also while the answer is read.

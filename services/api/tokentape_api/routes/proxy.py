@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tokentape_api.engine.port import Incoming
+from tokentape_api.engine.port import Forwarded
 from tokentape_api.http.access import caller_of
 from tokentape_api.http.connected import while_connected
 from tokentape_api.services import Services
@@ -92,7 +92,7 @@ async def forward(request: Request, ours: Container[str]) -> Response:
             session_id, request.method, quote(path), query, request.headers, body
         )
         incoming = await while_connected(request, stack.enter_async_context(answer))
-    return _Forwarded(request, stack, incoming)
+    return _Passed(request, stack, incoming)
 
 
 def _check(path: str, query: str) -> None:
@@ -116,14 +116,14 @@ def _check(path: str, query: str) -> None:
         raise InvalidRequest("the path is percent-encoded twice")
 
 
-class _Forwarded(StreamingResponse):
+class _Passed(StreamingResponse):
     """The engine's answer as it comes in. A client that goes away ends it at once.
 
     Args:
         stack: ends the engine's request.
     """
 
-    def __init__(self, request: Request, stack: AsyncExitStack, incoming: Incoming) -> None:
+    def __init__(self, request: Request, stack: AsyncExitStack, incoming: Forwarded) -> None:
         super().__init__(incoming.body, incoming.status, incoming.headers)
         self._request = request
         self._stack = stack
